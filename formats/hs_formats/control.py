@@ -1,0 +1,316 @@
+"""The control folder ``.hs/`` in scratch: who is alive, how full scratch may get, what was promised.
+
+The three processes never talk to each other; they leave files here. A file that must be writable while scratch is full
+is a `FixedRecord` or a `FailureRing`; the others are replaced by rename. Times are CLOCK_BOOTTIME seconds, so that a
+suspended or adjusted clock makes nobody look dead.
+
+Standard library only: SGLang's scheduler processes import this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hs_formats.durable import replace_file
+from hs_formats.errors import FormatError
+from hs_formats.fixed_record import FixedRecord, read_record
+from hs_formats.names import is_run_id
+from hs_formats.part import parse_struct
+from hs_formats.tiling import Writers
+
+__all__ = [
+    "CLIENT_GRACE_S",
+    "CONTROL_FOLDER",
+    "HEARTBEAT_S",
+    "STALE_S",
+    "ClientState",
+    "ControlFolder",
+    "HeldMarker",
+    "Marker",
+    "MoverState",
+    "RunState",
+    "now_s",
+]
+
+CONTROL_FOLDER = ".hs"
+
+HEARTBEAT_S = 1.0
+"""Period of the mover's and the clients' heartbeats."""
+
+STALE_S = 5.0
+"""A heartbeat older than this means that its process is dead, stopped or starved."""
+
+CLIENT_GRACE_S = 30.0
+"""How long the promise of a client outlives its heartbeat: requests it has sent may still fill scratch."""
+
+
+def now_s() -> float:
+    """CLOCK_BOOTTIME, the clock of every time stamp in the control folder."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What one scheduler process of a server says at start-up: capture is armed, and this is how.
+
+    The file is locked (flock) by its process for as long as it lives.
+    """
+
+    nonce: str
+    pid: int
+    rank: int
+    tp_size: int
+    dp_rank: int
+    dp_size: int
+    attn_tp_rank: int
+    attn_tp_size: int
+    writers: Writers
+    expected_ranks: list[int]
+    host: str
+    port: int
+    model: str
+    tokenizer: str
+    config_hash: str
+    num_layers: int
+    boundaries: list[int]
+    dtype: str
+    hidden_size: int
+    bytes_per_token: int
+    context_length: int
+    chunk_size: int
+    sglang_version: str
+    hs_version: str
+    capture_mode: str
+    settings: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> int:
+        """How often each row is written to scratch."""
+        return len(self.expected_ranks) if self.writers == "all" else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverState:
+    """``mover.json``: the mover's heartbeat and the limit that clients keep.
+
+    All sizes are bytes, all times CLOCK_BOOTTIME seconds. `limit_bytes` is the fill of scratch (``used`` as the file
+    system reports it) up to which requests may be granted; `state` is ``moving``, ``holding`` or ``stopping``.
+    """
+
+    pid: int
+    mover_id: str
+    state: str
+    reason: str
+    dst: str
+    heartbeat_s: float
+    last_progress_s: float
+    capacity_bytes: int
+    reserve_bytes: int
+    used_bytes: int
+    limit_bytes: int
+    low_bytes: int
+    backlog_parts: int
+    backlog_bytes: int
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+    codec: str
+    high: float
+    low: float
+
+    def alive(self, at_s: float) -> bool:
+        """The heartbeat is fresh and the mover does not stop."""
+        return at_s - self.heartbeat_s < STALE_S and self.state != "stopping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientState:
+    """``clients/<run>.json``: the bytes a client may still cause to be written to scratch."""
+
+    run: str
+    pid: int
+    heartbeat_s: float
+    promised_bytes: int
+    waiting: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """``runs/<run>.json``: the dataset that the parts of a run belong to, a folder name below the mover's destination."""
+
+    run: str
+    dataset: str
+    pid: int
+
+
+class HeldMarker:
+    """A marker file that this process keeps locked."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Unlock; the file stays and counts as dead."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class ControlFolder:
+    """Paths and accessors of ``<scratch>/.hs``. Making one touches nothing."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.root = scratch / CONTROL_FOLDER
+        self.clients = self.root / "clients"
+        self.runs = self.root / "runs"
+        self.mover_file = self.root / "mover.json"
+        self.mover_lock = self.root / "mover.lock"
+        self.credit_lock = self.root / "credit.lock"
+
+    def create(self) -> None:
+        """Make scratch and the control folder, 0700, ours.
+
+        Raises:
+            FormatError: something there is a link, no folder, or another user's.
+            OSError: as `os.mkdir`.
+        """
+        self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.root, self.clients, self.runs):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.scratch, self.root, self.clients, self.runs):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                raise FormatError(f"{folder} is a link or not a folder")
+            if found.st_uid != os.geteuid():
+                raise FormatError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
+
+    # -- servers
+
+    def marker_path(self, pid: int, rank: int) -> Path:
+        """File of one scheduler process."""
+        return self.root / f"server-{pid}-r{rank}.json"
+
+    def hold_marker(self, marker: Marker) -> HeldMarker:
+        """Publish `marker`, locked until the process ends or `release` is called.
+
+        Raises:
+            OSError: the control folder is missing or full.
+        """
+        path = self.marker_path(marker.pid, marker.rank)
+        temporary = path.with_name(f".{path.name}.tmp")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            data = json.dumps(asdict(marker), indent=1).encode()
+            if os.write(fd, data) != len(data):
+                raise OSError(f"short write to {temporary}")
+            temporary.rename(path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return HeldMarker(path, fd)
+
+    def markers(self) -> list[tuple[Marker, bool]]:
+        """All readable markers with whether their process lives, ordered by file name."""
+        found: list[tuple[Marker, bool]] = []
+        for path in sorted(self.root.glob("server-*.json")):
+            try:
+                with path.open("rb") as file:
+                    alive = not _try_lock(file.fileno())
+                    marker = parse_struct(Marker, json.loads(file.read()))
+            except (OSError, ValueError):
+                continue  # being replaced, or not ours
+            found.append((marker, alive))
+        return found
+
+    def live_markers(self, *, port: int | None = None) -> list[Marker]:
+        """Markers of living scheduler processes, of the server on `port` if given."""
+        return [marker for marker, alive in self.markers() if alive and port in (None, marker.port)]
+
+    # -- mover
+
+    def read_mover(self) -> MoverState | None:
+        """The mover's last state, or None when no mover ever ran here.
+
+        Raises:
+            FormatError: the record is of another version.
+        """
+        record = read_record(self.mover_file)
+        return None if record is None else parse_struct(MoverState, record)
+
+    # -- runs and clients
+
+    def register_run(self, state: RunState) -> None:
+        """Say which dataset the parts of a run belong to, before its first request."""
+        replace_file(self._run_file(self.runs, state.run), json.dumps(asdict(state)).encode())
+
+    def read_run(self, run: str) -> RunState | None:
+        """Who claims the parts of `run`; None when nobody does."""
+        try:
+            return parse_struct(RunState, json.loads(self._run_file(self.runs, run).read_bytes()))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def client_record(self, run: str) -> FixedRecord:
+        """The record in which a client publishes its `ClientState`."""
+        return FixedRecord(self._run_file(self.clients, run))
+
+    def read_clients(self) -> list[ClientState]:
+        """The states of all clients that have not removed theirs."""
+        found: list[ClientState] = []
+        for path in sorted(self.clients.glob("*.json")):
+            try:
+                record = read_record(path)
+                if record is not None:
+                    found.append(parse_struct(ClientState, record))
+            except (OSError, FormatError):
+                continue  # removed meanwhile
+        return found
+
+    def remove_client(self, run: str) -> None:
+        """Withdraw the promise of a run that is over."""
+        self._run_file(self.clients, run).unlink(missing_ok=True)
+
+    @staticmethod
+    def _run_file(folder: Path, run: str) -> Path:
+        if not is_run_id(run):
+            raise FormatError(f"run id {run!r} is not eight lower-case hex digits")
+        return folder / f"{run}.json"
+
+    @contextlib.contextmanager
+    def credit(self) -> Iterator[None]:
+        """Exclusive right to check the fill of scratch and to write a promise (flock on ``credit.lock``)."""
+        fd = os.open(self.credit_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    # -- failures
+
+    def failure_path(self, pid: int, rank: int) -> Path:
+        """The failure ring of one scheduler process."""
+        return self.root / f"failed-{pid}-r{rank}"
+
+    def failure_paths(self) -> list[Path]:
+        """The failure rings of all scheduler processes, dead ones included."""
+        return sorted(self.root.glob("failed-*-r*"))
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True

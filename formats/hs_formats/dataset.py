@@ -1,0 +1,132 @@
+"""The dataset folder: where each file lies, and ``dataset.json``, what every record in it shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hs_formats.durable import link_durable, make_folders
+from hs_formats.errors import FormatError
+from hs_formats.names import PartName
+from hs_formats.part import parse_struct
+
+__all__ = ["ROWS_PER_FOLDER", "UNCLAIMED", "DatasetInfo", "DatasetPaths", "check_dataset_name"]
+
+ROWS_PER_FOLDER = 500
+"""Rows of a run whose parts share a folder; with a few parts a row a folder stays below about 2,000 files."""
+
+UNCLAIMED = "unclaimed"
+"""Folder beside the datasets for the parts of runs that no client has registered."""
+
+_INFORMATIVE = ("model", "tokenizer", "capture")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+def check_dataset_name(name: str) -> str:
+    """`name`, if it can be a folder of its own below the destination.
+
+    Raises:
+        FormatError: it could not.
+    """
+    if _NAME.fullmatch(name) is None or name == UNCLAIMED:
+        raise FormatError(
+            f"dataset name {name!r}: use letters, digits, '.', '_' and '-', 128 at most, not starting with '.' or '-', and not {UNCLAIMED!r}"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """``dataset.json``: written once by the first client, compared by all later ones."""
+
+    model: str
+    config_hash: str
+    num_layers: int
+    boundaries: list[int]
+    dtype: str
+    hidden_size: int
+    tokenizer: str
+    tokenizer_hash: str
+    template_hash: str
+    last_state: str = "post_norm"
+    capture: dict[str, object] = field(default_factory=dict)
+    format: str = "hs-dataset"
+    version: int = 1
+
+    def differences(self, other: DatasetInfo) -> list[str]:
+        """What makes records of `other` unfit for this dataset; paths of model and tokenizer may differ, hashes may not."""
+        found: list[str] = []
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.name not in _INFORMATIVE and mine != theirs:
+                found.append(f"{item.name}: the dataset has {mine}, the server and tokenizer here have {theirs}")
+        return found
+
+
+class DatasetPaths:
+    """Names of everything inside one dataset folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.info = root / "dataset.json"
+        self.data = root / "data"
+        self.manifest = root / "manifest"
+        self.ledger = root / "ledger"
+        self.quarantine = root / "quarantine"
+
+    def stored_name(self, part: PartName, suffix: str) -> str:
+        """Path of a stored part relative to the dataset; `suffix` is the codec's, such as ``.pt.zst``."""
+        stem = str(part).removesuffix(".pt")
+        return f"data/{part.rid.run}/{part.rid.row // ROWS_PER_FOLDER:06d}/{stem}{suffix}"
+
+    def ledger_file(self, run: str) -> Path:
+        """Ledger of one run."""
+        return self.ledger / f"{run}.jsonl"
+
+    def manifest_file(self, mover_id: str) -> Path:
+        """Manifest of one mover."""
+        return self.manifest / f"{mover_id}.jsonl"
+
+    def create(self) -> None:
+        """Make the folders, durably.
+
+        Raises:
+            OSError: as `os.mkdir`.
+        """
+        for folder in (self.data, self.manifest, self.ledger):
+            make_folders(folder)
+
+    def read_info(self) -> DatasetInfo | None:
+        """The dataset's description; None when there is none yet.
+
+        Raises:
+            FormatError: ``dataset.json`` is damaged or of another version.
+        """
+        try:
+            data: Mapping[str, Any] = msgspec.json.decode(self.info.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise FormatError(f"{self.info} is damaged: {error}") from error
+        if data.get("format") != "hs-dataset" or data.get("version") != 1:
+            raise FormatError(
+                f"{self.info} is {data.get('format')!r} version {data.get('version')!r}, not hs-dataset 1"
+            )
+        try:
+            return parse_struct(DatasetInfo, data)
+        except FormatError as error:
+            raise FormatError(f"{self.info}: {error}") from error
+
+    def write_info(self, info: DatasetInfo) -> bool:
+        """Create ``dataset.json`` unless it exists; True when this call made it.
+
+        Raises:
+            OSError: the destination cannot be written.
+        """
+        return link_durable(self.info, msgspec.json.format(msgspec.json.encode(asdict(info)), indent=1) + b"\n")

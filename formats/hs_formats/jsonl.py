@@ -1,0 +1,114 @@
+"""Append-only JSON lines: the manifest and the ledger are such files.
+
+A crash can leave a torn last line. The next writer ends it with a newline before it appends, readers skip a line that is
+no JSON and count it; nothing else is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from hs_formats.durable import fsync_folder, write_all
+
+__all__ = ["AppendLog", "TailReader"]
+
+
+Line = TypeVar("Line")
+
+
+class AppendLog:
+    """One writer's end of a JSON-lines file.
+
+    Raises:
+        OSError: the file cannot be opened; its folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(self._fd).st_size
+            self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+            fsync_folder(path.parent)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def append(self, lines: Iterable[msgspec.Struct]) -> None:
+        """Write `lines` in one go; call `sync` to make them durable.
+
+        Raises:
+            OSError: the lines may be partly written; a later append starts on a new line.
+        """
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        if not data:
+            return
+        torn, self._torn = self._torn, True
+        write_all(self._fd, [b"\n" + data if torn else data])
+        self._torn = False
+
+    def sync(self) -> None:
+        """Wait until everything appended is on disk (fdatasync).
+
+        Raises:
+            OSError: the disk failed; treat what was appended since the last `sync` as not written.
+        """
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TailReader(Generic[Line]):
+    """Reads a JSON-lines file as it grows; each complete line is returned once.
+
+    `kind` is a Struct class or a tagged union of them. `bad` counts complete lines that did not decode.
+    """
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path = path
+        self.bad = 0
+        self._decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(kind)
+        self._offset = 0
+        self._rest = b""
+
+    def poll(self) -> list[Line]:
+        """Lines completed since the last call; none while the file does not exist.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        lines: list[Line] = []
+        for line in complete:
+            if not line.strip():
+                continue
+            try:
+                lines.append(self._decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self.bad += 1
+        return lines

@@ -1,0 +1,80 @@
+"""The ledger: what a run sent and what came of it, ``ledger/<run>.jsonl``, one file a run.
+
+An *intent* is durable before its request is sent; *done* names the rid whose record counts; *failed* may be retried by the
+next run, *rejected* is final. A sample is done when any run's ledger says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hs_formats.jsonl import TailReader
+
+__all__ = ["Done", "Failed", "Intent", "LedgerLine", "Rejected", "RunStarted", "read_ledger"]
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """First line of each ledger: what was run. `started_at` is ISO 8601 UTC."""
+
+    run: str
+    started_at: str
+    inputs: list[str]
+    servers: list[str]
+    version: str
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
+    """A request that may have been sent. `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``."""
+
+    sample_id: str
+    rid: str
+    n: int
+    ids_xxh3: str
+    mask: list[tuple[int, int]]
+    row: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="done"):
+    """A sample whose record is complete and durable.
+
+    `adopted`: the record was found by a later run, which has not seen the server's answer.
+    """
+
+    sample_id: str
+    rid: str
+    adopted: bool = False
+    finish_reason: str = ""
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """An attempt that gave no record; the next run tries again. `kind` is a short word for counting."""
+
+    sample_id: str
+    rid: str
+    kind: str
+    reason: str
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
+    """An input row that can never be a sample. `sample_id` is empty where the row could not be read that far."""
+
+    sample_id: str
+    row: str
+    reason: str
+
+
+LedgerLine = RunStarted | Intent | Done | Failed | Rejected
+
+
+def read_ledger(path: Path) -> list[LedgerLine]:
+    """All whole lines of one ledger file, in order.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    tail: TailReader[LedgerLine] = TailReader(path, LedgerLine)
+    return tail.poll()

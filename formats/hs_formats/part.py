@@ -1,0 +1,187 @@
+"""The content of a part file: its meta, its two tensors, and how to make and inspect one.
+
+A part holds ``input_ids`` int64 [m], ``hidden_states`` dtype [m, k+1, H] and ``meta``. Slots 0..k-1 of the states are the
+boundaries in ascending order, slot k is the last state, after the model's final norm. Row i belongs to token start + i.
+
+Standard library only: SGLang's scheduler processes import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from types import UnionType
+from typing import IO, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from hs_formats.container import Plain, TensorSpan, TensorSpec, lay_out, read_header
+from hs_formats.errors import FormatError
+from hs_formats.names import PartName, Rid
+from hs_formats.tiling import WRITERS, Writers
+
+__all__ = [
+    "PART_OVERHEAD_BYTES",
+    "PART_VERSION",
+    "PartInfo",
+    "PartMeta",
+    "inspect_part",
+    "parse_struct",
+    "part_pieces",
+]
+
+T = TypeVar("T")
+
+PART_VERSION = 1
+
+PART_OVERHEAD_BYTES = 8192
+"""Upper bound of what a part takes in scratch beyond its tensors: headers, meta and the rounding to pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartMeta:
+    """What a part is and where it comes from. Everything a reader must know to use it without its neighbours."""
+
+    rid: str
+    start: int
+    stop: int
+    n: int
+    boundaries: list[int]
+    dtype: str
+    hidden_size: int
+    model: str
+    config_hash: str
+    tp_rank: int
+    tp_size: int
+    attn_tp_rank: int
+    attn_tp_size: int
+    dp_rank: int
+    dp_size: int
+    writers: Writers
+    expected_ranks: list[int]
+    sglang_version: str
+    capture_mode: str
+    nonce: str
+    last_state: str = "post_norm"
+    format: str = "hs-part"
+    version: int = PART_VERSION
+
+    @property
+    def slots(self) -> int:
+        """k + 1: the boundaries and the last state."""
+        return len(self.boundaries) + 1
+
+    @property
+    def name(self) -> PartName:
+        """The name the file must have.
+
+        Raises:
+            FormatError: the meta holds no valid name.
+        """
+        return PartName(Rid.parse(self.rid), self.start, self.stop, self.n, self.tp_rank)
+
+    def to_plain(self) -> dict[str, Plain]:
+        """Plain values, in the order of the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> PartMeta:
+        """Inverse of `to_plain`; fields it does not know are ignored.
+
+        Raises:
+            FormatError: a field is missing or of another type, or the format version is not ours.
+        """
+        if data.get("format") != "hs-part" or data.get("version") != PART_VERSION:
+            raise FormatError(
+                f"part format {data.get('format')!r} version {data.get('version')!r}, not hs-part {PART_VERSION}"
+            )
+        meta = parse_struct(cls, data)
+        if meta.writers not in WRITERS:
+            raise FormatError(f"writers {meta.writers!r} is not one of {', '.join(WRITERS)}")
+        return meta
+
+
+def parse_struct(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Dataclass `kind` from JSON values, with the type of every field checked; unknown keys are ignored.
+
+    Raises:
+        FormatError: names the first field that is missing or of another type.
+    """
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in fields(cast("Any", kind)):
+        if field.name not in data:
+            if field.default is field.default_factory:
+                raise FormatError(f"field {field.name!r} is missing")
+            continue
+        if not _fits(data[field.name], hints[field.name]):
+            raise FormatError(f"field {field.name!r} is {data[field.name]!r}")
+        values[field.name] = data[field.name]
+    return kind(**values)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    origin = get_origin(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if origin is not None:  # Literal
+        return value in get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is hint
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part file whose container, meta and name agree."""
+
+    meta: PartMeta
+    input_ids: TensorSpan
+    hidden_states: TensorSpan
+
+
+def part_pieces(
+    meta: PartMeta, *, input_ids: bytes | memoryview, hidden_states: Sequence[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Buffers of the part file, for `hs_formats.durable.write_all`. Nothing is copied.
+
+    Args:
+        meta: describes the rows.
+        input_ids: little-endian int64 [m].
+        hidden_states: buffers that together are row-major [m, k+1, H] of ``meta.dtype``.
+
+    Raises:
+        FormatError: sizes do not fit the meta.
+    """
+    rows = meta.stop - meta.start
+    states = TensorSpec("hidden_states", meta.dtype, (rows, meta.slots, meta.hidden_size))
+    ids = TensorSpec("input_ids", "int64", (rows,))
+    return lay_out([(ids, [input_ids]), (states, hidden_states)], meta.to_plain())
+
+
+def inspect_part(file: IO[bytes], name: PartName) -> PartInfo:
+    """Check a part's container, meta, shapes and name against each other; tensor data is not read.
+
+    Raises:
+        FormatError: says what is wrong with the file.
+    """
+    header, spans = read_header(file)
+    meta = PartMeta.from_plain(header)
+    if meta.name != name:
+        raise FormatError(f"the file says it is {meta.name}")
+    if set(spans) != {"input_ids", "hidden_states"}:
+        raise FormatError(f"tensors {sorted(spans)} instead of hidden_states and input_ids")
+    info = PartInfo(meta, spans["input_ids"], spans["hidden_states"])
+    want = {
+        "input_ids": ("int64", (name.rows,)),
+        "hidden_states": (meta.dtype, (name.rows, meta.slots, meta.hidden_size)),
+    }
+    for span in (info.input_ids, info.hidden_states):
+        dtype, shape = want[span.spec.name]
+        if (span.spec.dtype, span.spec.shape) != (dtype, shape):
+            raise FormatError(
+                f"{span.spec.name} is {span.spec.dtype} {list(span.spec.shape)}, the meta says {dtype} {list(shape)}"
+            )
+    return info
