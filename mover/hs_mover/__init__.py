@@ -1,3 +1,3 @@
-"""`hs-mover`: compresses part files out of the tmpfs scratch folder and puts them durably where they belong."""
+"""`hs-mover`: compresses part files out of the tmpfs scratch folder and stores them durably."""
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""`hs-server`: starts SGLang with the capture plugin armed, watches it and stops it; holds the code that runs inside."""
+"""`hs-server`: starts SGLang with the capture plugin armed, watches it and stops it."""
 
 from __future__ import annotations
