@@ -1,0 +1,145 @@
+"""Start of the capture in one scheduler process, right after the model's weights were loaded.
+
+At that point nothing is captured in a CUDA graph yet and the KV pool is not sized: whatever the capture needs is taken
+here, and whatever speaks against it stops the launch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from hs_formats.boundaries import boundary_table, resolve_boundaries
+from hs_formats.container import DTYPES
+from hs_formats.control import ControlFolder, HeldMarker, Marker
+from hs_formats.errors import FormatError
+from hs_formats.failure_ring import FailureRing
+from hs_formats.names import MAX_RANK
+from hs_formats.part import PartMeta
+from hs_server.capture.copy_path import HostCopyPath
+from hs_server.capture.errors import CaptureRefused
+from hs_server.capture.families import arm_model
+from hs_server.capture.guards import check_settings
+from hs_server.capture.session import CaptureSession
+from hs_server.capture.settings import CaptureSettings
+from hs_server.capture.writer import FailedRids, PartWriter
+
+__all__ = ["config_hash", "start_capture"]
+
+logger = logging.getLogger(__name__)
+
+_WRITER_THREADS = 2
+_CAPTURE_MODE = "plugin"
+_VOLATILE_CONFIG = ("_name_or_path", "transformers_version")
+
+_held: list[HeldMarker] = []
+"""Keeps the marker locked for the life of the process."""
+
+
+def config_hash(config: Any, model_path: str) -> str:
+    """Names the model: hash of its ``config.json``, or of the resolved config where there is no local folder."""
+    local = Path(model_path) / "config.json"
+    values = json.loads(local.read_bytes()) if local.is_file() else config.to_dict()
+    kept = {key: value for key, value in values.items() if key not in _VOLATILE_CONFIG}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
+    """Arm the model of a ``ModelRunner`` and leave this process's marker.
+
+    Raises:
+        CaptureRefused: states would be wrong or missing; says why and what to do.
+    """
+    check_settings(runner.server_args)
+    meta, marker, table = _describe(runner, settings)
+    control = ControlFolder(settings.dump_dir)
+    try:
+        control.create()
+        ring = FailureRing(control.failure_path(os.getpid(), meta.tp_rank))
+    except (OSError, FormatError) as error:
+        raise CaptureRefused(f"scratch {settings.dump_dir} cannot be used: {error}") from error
+    arm_model(runner.model, tuple(meta.boundaries))
+    failed = FailedRids(ring)
+    writer = PartWriter(settings.dump_dir, failed, threads=_WRITER_THREADS)
+    copy_path = HostCopyPath(writer, failed, ring_bytes=settings.ring_bytes)
+    session = CaptureSession(meta, copy_path, failed)
+    _held.append(control.hold_marker(marker))
+    for line in table if meta.tp_rank == 0 else ():
+        logger.info("hs-extract: %s", line)
+    return session
+
+
+def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker, list[str]]:
+    args, model_config = runner.server_args, runner.model_config
+    text_config = model_config.hf_text_config
+    num_layers, hidden_size = int(text_config.num_hidden_layers), int(text_config.hidden_size)
+    try:
+        boundaries = resolve_boundaries(num_layers, boundaries=settings.boundaries)
+    except FormatError as error:
+        raise CaptureRefused(str(error)) from None
+    dtype = str(runner.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CaptureRefused(f"states of dtype {dtype} are not supported; launch with --dtype bfloat16")
+    ranks = _ranks(runner)
+    if ranks["tp_size"] > MAX_RANK + 1:
+        raise CaptureRefused(f"TP size {ranks['tp_size']} is more than part names can tell apart ({MAX_RANK + 1})")
+    expected = [0] if settings.writers == "first" else list(range(ranks["attn_tp_size"]))
+    version = importlib.metadata.version("sglang")
+    shared: dict[str, Any] = {
+        "boundaries": list(boundaries),
+        "dtype": dtype,
+        "hidden_size": hidden_size,
+        "model": str(args.model_path),
+        "config_hash": config_hash(model_config.hf_config, str(args.model_path)),
+        "writers": settings.writers,
+        "expected_ranks": expected,
+        "sglang_version": version,
+        "capture_mode": _CAPTURE_MODE,
+        "nonce": settings.nonce,
+        **{key: value for key, value in ranks.items() if key != "tp_rank"},
+    }
+    meta = PartMeta(rid="", start=0, stop=0, n=0, tp_rank=ranks["tp_rank"], **shared)
+    marker = Marker(
+        pid=os.getpid(),
+        rank=ranks["tp_rank"],
+        host=str(args.host),
+        port=int(args.port),
+        tokenizer=str(args.tokenizer_path or args.model_path),
+        num_layers=num_layers,
+        bytes_per_token=(len(boundaries) + 1) * hidden_size * DTYPES[dtype].itemsize,
+        context_length=int(model_config.context_len),
+        chunk_size=_chunk_size(args),
+        hs_version=importlib.metadata.version("hs-extract"),
+        settings={
+            name: getattr(args, name, None)
+            for name in ("disable_cuda_graph", "disable_radix_cache", "disable_overlap_schedule", "max_prefill_tokens")
+        },
+        **shared,
+    )
+    return meta, marker, boundary_table(boundaries, num_layers)
+
+
+def _chunk_size(args: Any) -> int:
+    """Largest number of tokens of one request in one forward pass; 0 when prefill is not chunked."""
+    size = args.chunked_prefill_size
+    return int(size) if size and size > 0 else 0
+
+
+def _ranks(runner: Any) -> dict[str, int]:
+    """Ranks and sizes of this process: ``runner.ps`` (``parallel_state_wrapper.py``), the runner itself before 0.5.20."""
+    state = getattr(runner, "ps", runner)
+    tp_rank, tp_size = int(state.tp_rank), int(state.tp_size)
+    return {
+        "tp_rank": tp_rank,
+        "tp_size": tp_size,
+        "attn_tp_rank": int(getattr(state, "attn_tp_rank", tp_rank)),
+        "attn_tp_size": int(getattr(state, "attn_tp_size", tp_size)),
+        "dp_rank": int(getattr(state, "dp_rank", 0) or 0),
+        "dp_size": int(getattr(state, "dp_size", 1) or 1),
+    }
