@@ -1,7 +1,7 @@
 """From the model's tensors to host memory: the stage between the hooks and the writer threads.
 
 `HostCopyPath` serves CPU servers and, correct but synchronous, any device: rows are gathered into fresh memory inside
-the scheduler thread, bounded by the ring size. The forward pass reuses its buffers, so nothing may be kept by reference.
+the scheduler thread, bounded by the ring size. The forward pass reuses its buffers: nothing may be kept by reference.
 """
 
 from __future__ import annotations

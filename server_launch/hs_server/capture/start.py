@@ -132,7 +132,7 @@ def _chunk_size(args: Any) -> int:
 
 
 def _ranks(runner: Any) -> dict[str, int]:
-    """Ranks and sizes of this process: ``runner.ps`` (``parallel_state_wrapper.py``), the runner itself before 0.5.20."""
+    """Ranks and sizes of this process, from ``runner.ps``; before SGLang 0.5.20 from the runner itself."""
     state = getattr(runner, "ps", runner)
     tp_rank, tp_size = int(state.tp_rank), int(state.tp_size)
     return {
