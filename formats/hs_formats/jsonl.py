@@ -1,13 +1,13 @@
 """Append-only JSON lines: the manifest and the ledger are such files.
 
-A crash can leave a torn last line. The next writer ends it with a newline before it appends, readers skip a line that is
-no JSON and count it; nothing else is ever overwritten.
+A crash can leave a torn last line. The next writer ends it with a newline before it appends, readers skip a line that
+is no JSON and count it; nothing else is ever overwritten.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -18,6 +18,7 @@ from hs_formats.durable import fsync_folder, write_all
 
 __all__ = ["AppendLog", "TailReader"]
 
+_BLOCK_BYTES = 8 << 20
 
 Line = TypeVar("Line")
 
@@ -79,12 +80,14 @@ class AppendLog:
 class TailReader(Generic[Line]):
     """Reads a JSON-lines file as it grows; each complete line is returned once.
 
-    `kind` is a Struct class or a tagged union of them. `bad` counts complete lines that did not decode.
+    `kind` is a Struct class or a tagged union of them. `keep` looks at a raw line and says whether it is wanted; others
+    cost no decoding. `bad` counts complete lines that did not decode.
     """
 
-    def __init__(self, path: Path, kind: Any) -> None:
+    def __init__(self, path: Path, kind: Any, *, keep: Callable[[bytes], bool] | None = None) -> None:
         self.path = path
         self.bad = 0
+        self._keep = keep
         self._decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(kind)
         self._offset = 0
         self._rest = b""
@@ -95,20 +98,23 @@ class TailReader(Generic[Line]):
         Raises:
             OSError: the file cannot be read.
         """
+        lines: list[Line] = []
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                while data := file.read(_BLOCK_BYTES):
+                    self._offset += len(data)
+                    *complete, self._rest = (self._rest + data).split(b"\n")
+                    self._decode(complete, lines)
         except FileNotFoundError:
             return []
-        self._offset += len(data)
-        *complete, self._rest = (self._rest + data).split(b"\n")
-        lines: list[Line] = []
+        return lines
+
+    def _decode(self, complete: Iterable[bytes], lines: list[Line]) -> None:
         for line in complete:
-            if not line.strip():
+            if not line.strip() or (self._keep is not None and not self._keep(line)):
                 continue
             try:
                 lines.append(self._decoder.decode(line))
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.bad += 1
-        return lines

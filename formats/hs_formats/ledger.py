@@ -1,18 +1,19 @@
 """The ledger: what a run sent and what came of it, ``ledger/<run>.jsonl``, one file a run.
 
-An *intent* is durable before its request is sent; *done* names the rid whose record counts; *failed* may be retried by the
-next run, *rejected* is final. A sample is done when any run's ledger says so.
+An *intent* is durable before its request is sent; *done* names the rid whose record counts; *failed* may be retried by
+the next run, *rejected* is final. A sample is done when any run's ledger says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from hs_formats.jsonl import TailReader
 
-__all__ = ["Done", "Failed", "Intent", "LedgerLine", "Rejected", "RunStarted", "read_ledger"]
+__all__ = ["Done", "Failed", "Intent", "LedgerLine", "Rejected", "RunStarted", "iter_ledger", "read_ledger"]
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
@@ -26,7 +27,10 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
-    """A request that may have been sent. `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``."""
+    """A request that may have been sent.
+
+    `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``.
+    """
 
     sample_id: str
     rid: str
@@ -78,3 +82,20 @@ def read_ledger(path: Path) -> list[LedgerLine]:
     """
     tail: TailReader[LedgerLine] = TailReader(path, LedgerLine)
     return tail.poll()
+
+
+def iter_ledger(path: Path) -> Iterator[LedgerLine]:
+    """`read_ledger` one line at a time, for ledgers of any length.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    decoder: msgspec.json.Decoder[LedgerLine] = msgspec.json.Decoder(LedgerLine)
+    with path.open("rb", buffering=1 << 20) as file:
+        for line in file:
+            if line.endswith(b"\n") and line.strip():
+                try:
+                    found = decoder.decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    continue
+                yield found
