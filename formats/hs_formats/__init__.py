@@ -1,1 +1,1 @@
-"""Every name and byte on disk: request ids, parts, control files, datasets. Importing the package imports nothing else."""
+"""Every name and byte on disk: request ids, parts, control files, datasets. Importing it imports nothing else."""

@@ -9,11 +9,14 @@ Standard library only: SGLang's scheduler processes import this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hs_formats.errors import FormatError
 
 __all__ = ["boundary_table", "default_boundaries", "parse_ids", "resolve_boundaries"]
+
+_ID = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
@@ -23,10 +26,9 @@ def parse_ids(text: str) -> tuple[int, ...]:
         FormatError: an item is not a whole number, or there is none.
     """
     items = [item.strip() for item in text.split(",")]
-    try:
-        return tuple(int(item) for item in items)
-    except ValueError:
-        raise FormatError(f"{text!r} is not a comma-separated list of layer numbers such as 3,31,59") from None
+    if not all(_ID.fullmatch(item) for item in items):  # int() would also take 1_0 and other alphabets' digits
+        raise FormatError(f"{text!r} is not a comma-separated list of layer numbers such as 3,31,59")
+    return tuple(int(item) for item in items)
 
 
 def default_boundaries(num_layers: int) -> tuple[int, ...]:
@@ -58,7 +60,8 @@ def resolve_boundaries(
     outside = [b for b in picked if not 0 < b < num_layers]
     if outside:
         raise FormatError(
-            f"boundaries {list(picked)} ({origin}): {outside} not in 1..{num_layers - 1} of a model of {num_layers} layers"
+            f"boundaries {list(picked)} ({origin}): {outside} not in 1..{num_layers - 1} "
+            f"of a model of {num_layers} layers"
         )
     if len(set(picked)) != len(picked):
         raise FormatError(

@@ -143,7 +143,7 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """``runs/<run>.json``: the dataset that the parts of a run belong to, a folder name below the mover's destination."""
+    """``runs/<run>.json``: the dataset of a run's parts, as a folder name below the mover's destination."""
 
     run: str
     dataset: str
@@ -156,6 +156,8 @@ class HeldMarker:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
+        # A forked child would share the lock and make us look alive after our death.
+        os.register_at_fork(after_in_child=self.release)
 
     def release(self) -> None:
         """Unlock; the file stays and counts as dead."""
@@ -192,6 +194,8 @@ class ControlFolder:
                 raise FormatError(f"{folder} is a link or not a folder")
             if found.st_uid != os.geteuid():
                 raise FormatError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
+            if folder != self.scratch and stat.S_IMODE(found.st_mode) != 0o700:
+                folder.chmod(0o700)
 
     # -- servers
 
@@ -215,6 +219,7 @@ class ControlFolder:
                 raise OSError(f"short write to {temporary}")
             temporary.rename(path)
         except BaseException:
+            temporary.unlink(missing_ok=True)
             os.close(fd)
             raise
         return HeldMarker(path, fd)
@@ -226,8 +231,11 @@ class ControlFolder:
             try:
                 with path.open("rb") as file:
                     alive = not _try_lock(file.fileno())
-                    marker = parse_struct(Marker, json.loads(file.read()))
-            except (OSError, ValueError):
+                    data = json.loads(file.read())
+                    if not isinstance(data, dict):
+                        continue
+                    marker = parse_struct(Marker, data)
+            except (OSError, ValueError, RecursionError):
                 continue  # being replaced, or not ours
             found.append((marker, alive))
         return found
@@ -254,10 +262,17 @@ class ControlFolder:
         replace_file(self._run_file(self.runs, state.run), json.dumps(asdict(state)).encode())
 
     def read_run(self, run: str) -> RunState | None:
-        """Who claims the parts of `run`; None when nobody does."""
+        """Who claims the parts of `run`; None when nobody does, or nobody legibly.
+
+        Raises:
+            FormatError: `run` is no run id.
+            OSError: the file is there and cannot be read.
+        """
+        path = self._run_file(self.runs, run)
         try:
-            return parse_struct(RunState, json.loads(self._run_file(self.runs, run).read_bytes()))
-        except (FileNotFoundError, ValueError):
+            data = json.loads(path.read_bytes())
+            return parse_struct(RunState, data) if isinstance(data, dict) else None
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
 
     def client_record(self, run: str) -> FixedRecord:

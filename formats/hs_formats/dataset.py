@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -36,7 +36,8 @@ def check_dataset_name(name: str) -> str:
     """
     if _NAME.fullmatch(name) is None or name == UNCLAIMED:
         raise FormatError(
-            f"dataset name {name!r}: use letters, digits, '.', '_' and '-', 128 at most, not starting with '.' or '-', and not {UNCLAIMED!r}"
+            f"dataset name {name!r}: use letters, digits, '.', '_' and '-', 128 at most, "
+            f"not starting with '.' or '-', and not {UNCLAIMED!r}"
         )
     return name
 
@@ -60,7 +61,10 @@ class DatasetInfo:
     version: int = 1
 
     def differences(self, other: DatasetInfo) -> list[str]:
-        """What makes records of `other` unfit for this dataset; paths of model and tokenizer may differ, hashes may not."""
+        """What makes records of `other` unfit for this dataset.
+
+        Paths of model and tokenizer may differ, hashes may not.
+        """
         found: list[str] = []
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
@@ -84,6 +88,17 @@ class DatasetPaths:
         """Path of a stored part relative to the dataset; `suffix` is the codec's, such as ``.pt.zst``."""
         stem = str(part).removesuffix(".pt")
         return f"data/{part.rid.run}/{part.rid.row // ROWS_PER_FOLDER:06d}/{stem}{suffix}"
+
+    def stored_file(self, path: str) -> Path:
+        """The file that a manifest line's `path` names.
+
+        Raises:
+            FormatError: `path` leads out of the dataset.
+        """
+        relative = PurePosixPath(path)
+        if not relative.parts or relative.is_absolute() or ".." in relative.parts or "\0" in path:
+            raise FormatError(f"{path!r} is no path of a stored part inside {self.root}")
+        return self.root / relative
 
     def ledger_file(self, run: str) -> Path:
         """Ledger of one run."""
@@ -112,7 +127,7 @@ class DatasetPaths:
             data: Mapping[str, Any] = msgspec.json.decode(self.info.read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             return None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise FormatError(f"{self.info} is damaged: {error}") from error
         if data.get("format") != "hs-dataset" or data.get("version") != 1:
             raise FormatError(

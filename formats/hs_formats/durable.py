@@ -23,12 +23,15 @@ _IOV_MAX = 1024
 
 
 def write_all(fd: int, pieces: Iterable[bytes | bytearray | memoryview]) -> int:
-    """Write every byte of `pieces` at the file's position, vectored; short writes are continued. Returns the bytes written.
+    """Write every byte of `pieces` at the file's position, vectored; short writes are continued.
+
+    Returns:
+        The bytes written.
 
     Raises:
         OSError: as `os.writev`; how much was written before is then unknown.
     """
-    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
     total = 0
     first = 0
     while first < len(views):
@@ -88,7 +91,8 @@ def write_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace `path` with `data`; after the call it is durable, at every moment it is the old file or the new one.
 
     Raises:
-        OSError: nothing was replaced; the temporary is removed.
+        OSError: nothing was replaced and the temporary is removed; or, where the folder's fsync failed, the new file
+            is in place but may not outlive a power cut.
     """
     _replace(path, data, mode=mode, durable=True)
 

@@ -1,4 +1,4 @@
-"""What a dataset holds: done samples from the ledgers, joined with their parts from the manifests. No tensor is read."""
+"""What a dataset holds: done samples from the ledgers, joined with their parts from the manifests. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.mask import spans_to_mask
 from hs_formats.names import Rid
-from hs_formats.tiling import record_complete
+from hs_formats.tiling import cover, record_complete
 
 __all__ = ["DatasetIndex", "IndexedSample", "record_parts"]
+
+_RID_RUN = len("hs-00000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +37,35 @@ class IndexedSample:
 
 
 def record_parts(n: int, lines: Iterable[ManifestLine]) -> tuple[ManifestLine, ...] | None:
-    """The stored parts of a complete record of n tokens, ascending; None while it is incomplete or a part is quarantined."""
-    known = list(lines)
+    """The stored parts of a complete record of n tokens, ascending.
+
+    None while it is incomplete, when a part is quarantined or of another n, when the lines disagree about the writers
+    or about the rows that several ranks wrote, and when the copies that were kept do not tile it.
+    """
+    known = sorted(lines, key=lambda line: line.name)
     if not known or any(line.status == "quarantined" or line.name.n != n for line in known):
         return None
-    parts = [(line.name.rank, line.name.start, line.name.stop) for line in known]
     first = known[0]
+    if any((line.writers, line.expected_ranks) != (first.writers, first.expected_ranks) for line in known):
+        return None
+    names = [line.name for line in known]
+    parts = [(name.rank, name.start, name.stop) for name in names]
     if not record_complete(n, parts, writers=first.writers, expected_ranks=first.expected_ranks):
         return None
-    stored = sorted((line for line in known if line.status == "stored"), key=lambda line: line.name.start)
-    return tuple(stored)
+    kept: dict[tuple[int, int], ManifestLine] = {}
+    rows: dict[tuple[int, int], str] = {}
+    for name, line in zip(names, known, strict=True):
+        at = name.start, name.stop
+        if rows.setdefault(at, line.rows_xxh3) != line.rows_xxh3:
+            return None
+        if line.status == "stored":
+            kept.setdefault(at, line)  # of two stored copies the lower rank's
+    return tuple(kept[at] for at in sorted(kept)) if cover(n, kept).exact else None
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndex:
-    """All done samples by sample id, in the order of run start and row."""
+    """All done samples by sample id, in the order in which their runs started and of their rows."""
 
     samples: Mapping[str, IndexedSample]
 
@@ -61,12 +77,9 @@ class DatasetIndex:
             FormatError: a done sample has no intent line or its parts do not make a record.
             OSError: a file cannot be read.
         """
-        manifest = ManifestReader(paths.manifest)
-        by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
-        for line in manifest.poll():
-            by_rid[str(line.name.rid)].append(line)
         intents: dict[str, Intent] = {}
         winners: dict[str, str] = {}
+        # Ledgers first: whatever they call done has its manifest lines by then, also while a run goes on.
         for ledger_line in _all_lines(paths):
             match ledger_line:
                 case Intent(rid=rid):
@@ -75,11 +88,15 @@ class DatasetIndex:
                     winners[sample_id] = min(rid, winners.get(sample_id, rid))
                 case _:
                     pass
+        runs = {run: position for position, run in enumerate(dict.fromkeys(rid[:_RID_RUN] for rid in intents))}
+        by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
+        for line in ManifestReader(paths.manifest).poll():
+            by_rid[str(line.name.rid)].append(line)
         samples: dict[str, IndexedSample] = {}
-        for sample_id, rid in winners.items():
+        for sample_id, rid in sorted(winners.items(), key=lambda item: (runs.get(item[1][:_RID_RUN], -1), item[1])):
             intent = intents.get(rid)
-            if intent is None:
-                raise FormatError(f"sample {sample_id!r} is done by {rid}, which no ledger line announced")
+            if intent is None or intent.sample_id != sample_id:
+                raise FormatError(f"sample {sample_id!r} is done by {rid}, which no ledger line announced for it")
             parts = record_parts(intent.n, by_rid.get(rid, []))
             if parts is None:
                 raise FormatError(

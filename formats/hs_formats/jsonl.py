@@ -1,7 +1,7 @@
 """Append-only JSON lines: the manifest and the ledger are such files.
 
-A crash can leave a torn last line. The next writer ends it with a newline before it appends, readers skip a line that
-is no JSON and count it; nothing else is ever overwritten.
+A line counts from the moment its newline is there. A crash can leave a torn last line: the next writer ends it with a
+newline before it appends, readers skip a line that is no JSON and count it; nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from hs_formats.durable import fsync_folder, write_all
+from hs_formats.errors import FormatError
 
 __all__ = ["AppendLog", "TailReader"]
 
@@ -45,9 +46,13 @@ class AppendLog:
         """Write `lines` in one go; call `sync` to make them durable.
 
         Raises:
+            FormatError: a text holds a lone surrogate, which UTF-8 cannot say; nothing was written.
             OSError: the lines may be partly written; a later append starts on a new line.
         """
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        try:
+            data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        except UnicodeEncodeError as error:
+            raise FormatError(f"{self.path}: a line cannot be written: {error}") from error
         if not data:
             return
         torn, self._torn = self._torn, True
@@ -116,5 +121,5 @@ class TailReader(Generic[Line]):
                 continue
             try:
                 lines.append(self._decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self.bad += 1

@@ -96,6 +96,6 @@ def iter_ledger(path: Path) -> Iterator[LedgerLine]:
             if line.endswith(b"\n") and line.strip():
                 try:
                     found = decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     continue
                 yield found

@@ -1,13 +1,15 @@
 """The content of a part file: its meta, its two tensors, and how to make and inspect one.
 
-A part holds ``input_ids`` int64 [m], ``hidden_states`` dtype [m, k+1, H] and ``meta``. Slots 0..k-1 of the states are the
-boundaries in ascending order, slot k is the last state, after the model's final norm. Row i belongs to token start + i.
+A part holds ``input_ids`` int64 [m], ``hidden_states`` dtype [m, k+1, H] and ``meta``. Slots 0..k-1 of the states are
+the boundaries in ascending order, slot k is the last state, after the model's final norm. Row i belongs to token
+start + i.
 
 Standard library only: SGLang's scheduler processes import this module.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
@@ -16,7 +18,7 @@ from typing import IO, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from hs_formats.container import Plain, TensorSpan, TensorSpec, lay_out, read_header
 from hs_formats.errors import FormatError
 from hs_formats.names import PartName, Rid
-from hs_formats.tiling import WRITERS, Writers
+from hs_formats.tiling import Writers
 
 __all__ = [
     "PART_OVERHEAD_BYTES",
@@ -34,6 +36,8 @@ PART_VERSION = 1
 
 PART_OVERHEAD_BYTES = 8192
 """Upper bound of what a part takes in scratch beyond its tensors: headers, meta and the rounding to pages."""
+
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +91,17 @@ class PartMeta:
         """Inverse of `to_plain`; fields it does not know are ignored.
 
         Raises:
-            FormatError: a field is missing or of another type, or the format version is not ours.
+            FormatError: a field is missing, of another type or without sense, or the format version is not ours.
         """
         if data.get("format") != "hs-part" or data.get("version") != PART_VERSION:
             raise FormatError(
                 f"part format {data.get('format')!r} version {data.get('version')!r}, not hs-part {PART_VERSION}"
             )
         meta = parse_struct(cls, data)
-        if meta.writers not in WRITERS:
-            raise FormatError(f"writers {meta.writers!r} is not one of {', '.join(WRITERS)}")
+        if sorted(set(meta.boundaries)) != meta.boundaries or any(b < 1 for b in meta.boundaries):
+            raise FormatError(f"boundaries {meta.boundaries} do not ascend from 1")
+        if meta.hidden_size < 1:
+            raise FormatError(f"hidden size {meta.hidden_size} is not positive")
         return meta
 
 
@@ -105,7 +111,7 @@ def parse_struct(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         FormatError: names the first field that is missing or of another type.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(cast("Any", kind))
     values: dict[str, Any] = {}
     for field in fields(cast("Any", kind)):
         if field.name not in data:
@@ -113,9 +119,15 @@ def parse_struct(kind: type[T], data: Mapping[str, Any]) -> T:
                 raise FormatError(f"field {field.name!r} is missing")
             continue
         if not _fits(data[field.name], hints[field.name]):
-            raise FormatError(f"field {field.name!r} is {data[field.name]!r}")
+            shown = repr(data[field.name])
+            raise FormatError(f"field {field.name!r} is {shown if len(shown) <= 120 else shown[:120] + '…'}")
         values[field.name] = data[field.name]
     return kind(**values)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -153,12 +165,20 @@ def part_pieces(
         hidden_states: buffers that together are row-major [m, k+1, H] of ``meta.dtype``.
 
     Raises:
-        FormatError: sizes do not fit the meta.
+        FormatError: sizes do not fit the meta, or its texts are so long that the file would outgrow what admission
+            reckons with (`PART_OVERHEAD_BYTES`).
     """
     rows = meta.stop - meta.start
     states = TensorSpec("hidden_states", meta.dtype, (rows, meta.slots, meta.hidden_size))
     ids = TensorSpec("input_ids", "int64", (rows,))
-    return lay_out([(ids, [input_ids]), (states, hidden_states)], meta.to_plain())
+    pieces = lay_out([(ids, [input_ids]), (states, hidden_states)], meta.to_plain())
+    overhead = sum(len(piece) for piece in pieces) - ids.nbytes - states.nbytes
+    if overhead > PART_OVERHEAD_BYTES - _PAGE_BYTES:
+        raise FormatError(
+            f"{overhead} bytes of headers and meta are more than {PART_OVERHEAD_BYTES - _PAGE_BYTES}: "
+            "use a shorter path of the model"
+        )
+    return pieces
 
 
 def inspect_part(file: IO[bytes], name: PartName) -> PartInfo:

@@ -74,7 +74,8 @@ class HiddenStateDataset:
         Raises:
             IndexError: no such index.
             KeyError: no done sample has this id.
-            FormatError: stored bytes are damaged; the text names the file.
+            FormatError: stored bytes are damaged, the text names the file; or the ids are not those that were sent.
+            OSError: a stored file is missing or cannot be read.
         """
         return self._load(self._index.samples[key if isinstance(key, str) else self._ids[key]])
 
@@ -87,11 +88,15 @@ class HiddenStateDataset:
             part_ids, part_states = self._load_part(line)
             ids[start:stop] = part_ids
             states[start:stop] = part_states
+        if xxh3_hex([ids.numpy().tobytes()]) != sample.ids_xxh3:
+            raise FormatError(
+                f"sample {sample.sample_id!r}: the stored ids are not the ones that {sample.rid} was sent"
+            )
         mask = torch.frombuffer(sample.mask(), dtype=torch.uint8).to(torch.int64)
         return Sample(sample.sample_id, ids, mask, states)
 
     def _load_part(self, line: ManifestLine) -> tuple[torch.Tensor, torch.Tensor]:
-        path = self.paths.root / line.path
+        path = self.paths.stored_file(line.path)
         data = bytearray(read_stored(path))
         if xxh3_hex([data]) != line.xxh3:
             raise FormatError(f"{path} is damaged: its content does not have the manifest's checksum")

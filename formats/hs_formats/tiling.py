@@ -49,8 +49,11 @@ def record_complete(
     """True when parts (rank, start, stop) make a whole record.
 
     With writers `first` or `spread` the union over ranks tiles [0, n) exactly once; with `all` the parts of each
-    expected rank do.
+    expected rank do, and an unexpected rank's parts spoil it unless they do too. Without parts it is never whole.
     """
+    parts = list(parts)
+    if not parts:
+        return False
     if writers != "all":
         return cover(n, ((start, stop) for _, start, stop in parts)).exact
     by_rank: dict[int, list[tuple[int, int]]] = {rank: [] for rank in expected_ranks}

@@ -1,7 +1,7 @@
 """Every call of zstandard, in one place: whole files to one frame and back, nothing silently short.
 
-Frames carry their content size and a checksum. Decoding refuses a cut frame, trailing bytes and a wrong size, which the
-library's own streaming readers let through.
+Frames carry their content size and a checksum. Decoding refuses a cut frame, a frame without size or checksum, a
+skippable frame, trailing bytes and a wrong size, which the library's own streaming readers let through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def compress_blocks(blocks: Iterable[bytes | memoryview], size: int, *, level: i
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=size)
     seen = 0
     for block in blocks:
-        seen += len(block)
+        seen += memoryview(block).nbytes
         if seen > size:
             break
         piece = compressor.compress(block)
@@ -44,12 +44,16 @@ def decompress(data: bytes | memoryview) -> bytes:
     """Content of exactly one frame.
 
     Raises:
-        FormatError: the frame is cut, damaged, without content size, or followed by something.
+        FormatError: the frame is cut, damaged, without content size or checksum, or followed by something.
     """
+    if bytes(data[:4]) != zstandard.FRAME_HEADER:  # the library takes a skippable frame for an empty one
+        raise FormatError("not a zstd frame")
     try:
         size = zstandard.frame_content_size(data)
         if size < 0:
             raise FormatError("the zstd frame does not say its size")
+        if not zstandard.get_frame_parameters(data).has_checksum:
+            raise FormatError("the zstd frame has no checksum")
         decoder = zstandard.ZstdDecompressor().decompressobj()
         content = decoder.decompress(data)
     except zstandard.ZstdError as error:
