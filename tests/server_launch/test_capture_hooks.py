@@ -1,0 +1,187 @@
+"""The hooks on SGLang's real registry, the guards, and the dormant plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hs_server import env
+from hs_server.capture.errors import CaptureRefused
+from hs_server.capture.families import arm_model
+from hs_server.capture.guards import GUARDS, check_settings
+from hs_server.capture.hooks import Hooks
+from hs_server.capture.settings import CaptureSettings
+
+SAFE = {guard.argument: True if guard.argument == "disable_radix_cache" else None for guard in GUARDS}
+
+
+class Session:
+    """Notes what the hooks call."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.armed = False
+
+    def plan(self, batch: Any) -> None:
+        self.calls.append("plan")
+        self.armed = batch.ours
+
+    def observe(self, last: Any, aux: Any) -> None:
+        self.calls.append(f"observe {last} {aux}")
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+        self.armed = False
+
+    def abandon(self, error: BaseException) -> None:
+        self.calls.append(f"abandon {error}")
+        self.armed = False
+
+    def disarm(self) -> None:
+        self.armed = False
+
+
+@pytest.fixture
+def hooks(tmp_path: Any) -> tuple[Hooks, Session]:
+    made = Hooks(CaptureSettings.from_environment({env.DUMP_DIR: str(tmp_path)}))
+    session = Session()
+    made._session = session  # type: ignore[assignment]
+    return made, session
+
+
+def batch(mode: str = "EXTEND", *, ours: bool = True) -> Any:
+    return SimpleNamespace(forward_mode=SimpleNamespace(name=mode), ours=ours)
+
+
+def run(hooks: Hooks, item: Any) -> Any:
+    def logits(processor: Any, *args: Any, **kwargs: Any) -> Any:
+        return "logits", args, kwargs
+
+    def forward(worker: Any, got: Any, *args: Any, **kwargs: Any) -> Any:
+        return hooks.around_logits(logits, "p", "ids", "last", "head", "meta", aux_hidden_states="aux", extra=1)
+
+    return hooks.around_forward_batch(forward, "worker", item, 1, key=2)
+
+
+def test_an_armed_prefill_is_observed_and_finished_and_the_call_passes_through(hooks: tuple[Hooks, Session]) -> None:
+    made, session = hooks
+    assert run(made, batch()) == ("logits", ("ids", "last", "head", "meta", "aux"), {"extra": 1})
+    assert session.calls == ["plan", "observe last aux", "finish"]
+
+
+@pytest.mark.parametrize("mode", ["DECODE", "IDLE", "TARGET_VERIFY", "MIXED", "SPLIT_PREFILL"])
+def test_other_modes_are_not_looked_at(hooks: tuple[Hooks, Session], mode: str) -> None:
+    made, session = hooks
+    run(made, batch(mode))
+    assert session.calls == []
+
+
+def test_a_prefill_without_rows_of_ours_costs_a_plan_only(hooks: tuple[Hooks, Session]) -> None:
+    made, session = hooks
+    run(made, batch(ours=False))
+    assert session.calls == ["plan"]
+
+
+def test_an_error_of_the_forward_pass_reaches_the_scheduler(hooks: tuple[Hooks, Session]) -> None:
+    made, session = hooks
+
+    def broken(worker: Any, got: Any) -> None:
+        raise RuntimeError("CUDA error")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        made.around_forward_batch(broken, "worker", batch())
+    assert session.calls == ["plan", "abandon CUDA error"]
+    assert not session.armed
+
+
+def test_an_error_of_ours_does_not_reach_the_scheduler(hooks: tuple[Hooks, Session]) -> None:
+    made, session = hooks
+    session.plan = lambda batch: 1 / 0  # type: ignore[method-assign,assignment]
+    assert run(made, batch())[0] == "logits"
+
+
+def test_no_batch_and_no_session_pass_through(tmp_path: Any) -> None:
+    made = Hooks(CaptureSettings.from_environment({env.DUMP_DIR: str(tmp_path)}))
+    assert run(made, None)[0] == "logits"
+    assert run(made, batch())[0] == "logits"
+
+
+def test_safe_settings_pass_and_unknown_arguments_are_not_missed() -> None:
+    check_settings(SimpleNamespace(**SAFE))
+    check_settings(SimpleNamespace(disable_radix_cache=True))
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.argument)
+def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
+    bad = False if guard.argument == "disable_radix_cache" else 2
+    with pytest.raises(CaptureRefused) as refused:
+        check_settings(SimpleNamespace(**{**SAFE, guard.argument: bad}))
+    assert guard.argument in str(refused.value)
+    assert guard.reason in str(refused.value)
+    assert guard.remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (env.DUMP_DIR, "relative/folder"),
+        (env.BOUNDARIES, "1,two"),
+        (env.WRITERS, "second"),
+        (env.NONCE, "xyz"),
+        (env.RING_BYTES, "-5"),
+        (env.RING_BYTES, "1e9"),
+    ],
+)
+def test_settings_name_the_variable_they_refuse(name: str, value: str) -> None:
+    with pytest.raises(CaptureRefused, match=name):
+        CaptureSettings.from_environment({env.DUMP_DIR: "/dev/shm/x", name: value})
+
+
+def test_models_are_flagged_directly_or_by_their_inner_setter() -> None:
+    plain = SimpleNamespace(model=SimpleNamespace(layers_to_capture=[]), capture_aux_hidden_states=False)
+    arm_model(plain, (1, 4))
+    assert plain.model.layers_to_capture == [1, 4]
+    assert plain.capture_aux_hidden_states
+    got: list[list[int]] = []
+    moe = SimpleNamespace(
+        model=SimpleNamespace(layers_to_capture=[], set_eagle3_layers_to_capture=got.append),
+        capture_aux_hidden_states=False,
+    )
+    arm_model(SimpleNamespace(language_model=moe), (2, 3))
+    assert got == [[2, 3]]
+    assert moe.capture_aux_hidden_states
+    with pytest.raises(CaptureRefused, match="no auxiliary hidden states"):
+        arm_model(SimpleNamespace(model=SimpleNamespace()), (1,))
+
+
+def test_the_dormant_plugin_imports_nothing() -> None:
+    code = """
+import os, sys
+os.environ.pop("SGLANG_HS_DUMP_DIR", None)
+from hs_server.plugin import install
+install()
+heavy = [name for name in sys.modules if name.split(".")[0] in {"torch", "sglang", "numpy", "hs_formats"}]
+heavy += [name for name in sys.modules if name.startswith("hs_server.capture")]
+print(heavy)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_the_capture_imports_only_the_standard_library_and_torch() -> None:
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import hs_server.capture.hooks
+ours = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(ours - set(sys.stdlib_module_names) - {"hs_formats", "hs_server", "torch"}))
+"""
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    assert out.strip() == "[]"

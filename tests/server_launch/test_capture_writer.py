@@ -1,0 +1,92 @@
+"""Part files appear whole or not at all, whatever the disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from captures import template
+from hs_formats.failure_ring import FailureReader, FailureRing
+from hs_server.capture.budget import ByteBudget
+from hs_server.capture.writer import FailedRids, PartJob, PartWriter, write_part
+
+
+def job(row: int, rows: int, done: list[int] | None = None) -> PartJob:
+    meta = template(rid=f"hs-0123abcd-{row:08d}-00", start=0, stop=rows, n=rows)
+    size = rows * 3 * 8 * 2
+    finished = done if done is not None else []
+    return PartJob(meta, bytes(8 * rows), memoryview(os.urandom(size)), lambda: finished.append(row))
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "scratch"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+@pytest.mark.tmpfs
+def test_a_full_scratch_fails_that_request_only_and_leaves_no_partial(small_tmpfs: Path) -> None:
+    ring = FailureRing(small_tmpfs / "failed-1-r0", slots=16)
+    failed = FailedRids(ring)
+    done: list[int] = []
+    writer = PartWriter(small_tmpfs, failed, threads=1)
+    sizes = {1: 1000, 2: 100_000, 3: 1000}  # the second is larger than the file system
+    for row, rows in sizes.items():
+        writer.submit(job(row, rows, done))
+    writer.close()
+    assert sorted(path.name[12:20] for path in small_tmpfs.glob("*.pt")) == ["00000001", "00000003"]
+    assert not list(small_tmpfs.glob(".*.tmp"))
+    (failure,) = FailureReader(small_tmpfs / "failed-1-r0").poll()
+    assert failure.rid == "hs-0123abcd-00000002-00"
+    assert os.strerror(errno.ENOSPC) in failure.reason
+    assert done == [1, 2, 3]  # memory is given back in every case
+    ring.close()
+
+
+def test_a_vanished_folder_is_a_recorded_failure(tmp_path: Path) -> None:
+    ring = FailureRing(tmp_path / "failed-1-r0", slots=4)
+    writer = PartWriter(tmp_path / "gone", FailedRids(ring), threads=1)
+    writer.submit(job(1, 2))
+    writer.close()
+    assert [failure.rid for failure in FailureReader(tmp_path / "failed-1-r0").poll()] == ["hs-0123abcd-00000001-00"]
+    ring.close()
+
+
+def test_writing_the_same_part_again_replaces_it_whole(tmp_path: Path) -> None:
+    first, second = job(1, 4), job(1, 4)
+    write_part(tmp_path, first)
+    write_part(tmp_path, second)
+    (path,) = tmp_path.iterdir()
+    assert bytes(second.hidden_states) in path.read_bytes()
+
+
+def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    item = job(1, 2)
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (folder / f".{item.meta.name}.{item.meta.nonce}.tmp").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_part(folder, item)
+    assert target.read_text() == "precious"
+
+
+def test_budget_admits_an_oversize_request_alone_and_counts_waits() -> None:
+    budget = ByteBudget(10)
+    assert budget.acquire(25, timeout_s=0)
+    assert not budget.acquire(1, timeout_s=0.01)
+    budget.release(25)
+    assert budget.acquire(6, timeout_s=0)
+    assert budget.acquire(4, timeout_s=0)
+    assert not budget.acquire(1, timeout_s=0.01)
+    assert budget.waits == 2
+    assert budget.waited_s > 0

@@ -1,0 +1,75 @@
+"""A capture session that writes into a folder, with batches and states made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hs_formats.failure_ring import FailureReader, FailureRing
+from hs_formats.part import PartMeta
+from hs_server.capture.copy_path import HostCopyPath
+from hs_server.capture.session import CaptureSession
+from hs_server.capture.writer import FailedRids, PartWriter
+
+__all__ = ["BOUNDARIES", "NONCE", "Capture", "H", "rid", "template"]
+
+H = 8
+BOUNDARIES = [1, 3]
+NONCE = "00112233445566aa"
+
+
+def rid(row: int) -> str:
+    return f"hs-0123abcd-{row:08d}-00"
+
+
+def template(**changes: Any) -> PartMeta:
+    meta = PartMeta(
+        rid="",
+        start=0,
+        stop=0,
+        n=0,
+        boundaries=BOUNDARIES,
+        dtype="bfloat16",
+        hidden_size=H,
+        model="m",
+        config_hash="c",
+        tp_rank=0,
+        tp_size=1,
+        attn_tp_rank=0,
+        attn_tp_size=1,
+        dp_rank=0,
+        dp_size=1,
+        writers="first",
+        expected_ranks=[0],
+        sglang_version="0",
+        capture_mode="plugin",
+        nonce=NONCE,
+    )
+    return replace(meta, **changes)
+
+
+@dataclass
+class Capture:
+    """A session writing into `folder`."""
+
+    folder: Path
+    ring_bytes: int = 1 << 20
+    meta: PartMeta = field(default_factory=template)
+
+    def __post_init__(self) -> None:
+        self.ring = FailureRing(self.folder / "failed-1-r0", slots=16)
+        self.failed = FailedRids(self.ring)
+        self.writer = PartWriter(self.folder, self.failed, threads=2)
+        self.session = CaptureSession(
+            self.meta, HostCopyPath(self.writer, self.failed, ring_bytes=self.ring_bytes), self.failed
+        )
+
+    def failures(self) -> dict[str, str]:
+        return {failure.rid: failure.reason for failure in FailureReader(self.folder / "failed-1-r0").poll()}
+
+    def parts(self) -> dict[str, Any]:
+        self.writer.close()
+        return {path.name: torch.load(path, weights_only=True) for path in self.folder.glob("*.pt")}
