@@ -1,0 +1,220 @@
+"""The command line of `hs-server`. Only argparse is imported until a command runs: `--help` must be instant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "make_parser"]
+
+_DESCRIPTION = """\
+Starts SGLang so that it writes the hidden states of hs-client's prompts to a scratch folder.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  done                      3  refused by a check, or the capture is not armed
+  2  wrong usage               4  SGLang ended, or is not running
+                             130  interrupted before the server was ready
+
+`hs-server COMMAND --help` explains each command.
+"""
+
+_LAUNCH_DESCRIPTION = """\
+Starts SGLang with the capture armed and stays until it is stopped (Ctrl-C, SIGTERM, or `hs-server stop`).
+
+The server counts as ready only when SGLang answers and every scheduler process has proved, by a marker file in
+the dump folder, that its capture is armed. The last line printed is then `ready URL`. Otherwise the launch stops
+and says why.
+
+A boundary b is the residual stream after b decoder layers, transformers' hidden_states[b]. The state after the
+final norm is always captured too. Without a choice the boundaries are 2, L//2 and L-3 of L layers.
+"""
+
+_LAUNCH_EPILOG = """\
+profiles:
+  default    GPU: --disable-radix-cache --disable-custom-all-reduce, NCCL settings where unset
+  cpu        any x86-64 CPU: float32, torch attention, the same NCCL settings
+  kimi-k2.5  default, with the boundaries 3,31,59
+An argument after `--` wins over the profile's; a NCCL variable that is set already is kept.
+
+examples:
+  hs-server launch --model-path deepseek-ai/DeepSeek-V3 --boundaries 3,31,58 -- --tp-size 8
+  hs-server launch --model-path ./tiny --profile cpu --port 21000 -- --chunked-prefill-size 16
+  hs-server launch --model-path ./tiny --detach && hs-client run prompts.jsonl; hs-server stop
+"""
+
+_STATUS_DESCRIPTION = """\
+Shows the servers that `hs-server launch` started here: whether they answer, whether their capture is armed, and
+where scratch and log are. Exit code 0: running; 4: none is; 3: running, but its capture is not armed.
+"""
+
+_STOP_DESCRIPTION = """\
+Stops a server that `hs-server launch` started here, in the foreground or detached, and makes sure that none of its
+processes is left: first SGLang may finish its requests (20 s), then SIGTERM, then SIGKILL.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    pass_through: tuple[str, ...] = ()
+    if "--" in arguments:
+        cut = arguments.index("--")
+        arguments, pass_through = arguments[:cut], tuple(arguments[cut + 1 :])
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if pass_through and options.command != "launch":
+        parser.error(f"{options.command} takes nothing after `--`")
+
+    from hs_server.errors import HsServerError
+
+    try:
+        if options.command == "launch":
+            return _launch(options, pass_through)
+        from hs_server import servers
+
+        command = servers.status if options.command == "status" else servers.stop
+        return command(options.port, os.environ)
+    except HsServerError as error:
+        print(f"hs-server: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser for everything before `--`."""
+    parser = argparse.ArgumentParser(
+        prog="hs-server", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=_Formatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_launch(commands)
+    for name, description in (("status", _STATUS_DESCRIPTION), ("stop", _STOP_DESCRIPTION)):
+        command = commands.add_parser(
+            name,
+            help="show running servers" if name == "status" else "stop a server and all of its processes",
+            description=description,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        command.add_argument("--port", type=_port, metavar="N", help="the server's port (default: whichever runs)")
+    return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the texts as written and the width fixed, so that help looks the same everywhere."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=110)
+
+
+def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    launch = commands.add_parser(
+        "launch",
+        help="start SGLang with the capture armed",
+        description=_LAUNCH_DESCRIPTION,
+        epilog=_LAUNCH_EPILOG,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+        usage="hs-server launch --model-path M [options] [-- SGLANG ARGUMENTS]",
+    )
+    launch.add_argument("--model-path", required=True, metavar="M", help="model folder or name, as SGLang takes it")
+    launch.add_argument("--profile", default="default", metavar="NAME", help="default, cpu or kimi-k2.5; see below")
+    launch.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    launch.add_argument(
+        "--port", type=_port, default=8000, metavar="N", help="port to listen on (default: %(default)s)"
+    )
+    launch.add_argument("--log", metavar="FILE", help="SGLang's output (default: in the state folder, by port)")
+    launch.add_argument("--detach", action="store_true", help="return once the server is ready and leave it running")
+    launch.add_argument(
+        "--startup-timeout",
+        type=_seconds,
+        default=1800.0,
+        metavar="S",
+        help="give up when it is not ready after S seconds (default: %(default).0f)",
+    )
+    capture = launch.add_argument_group("capture")
+    capture.add_argument(
+        "--dump-dir", metavar="D", help="scratch folder (default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs)"
+    )
+    layers = capture.add_mutually_exclusive_group()
+    layers.add_argument("--boundaries", metavar="B,B,..", help="boundaries to capture, such as 3,31,59")
+    layers.add_argument("--eagle-ids", metavar="I,I,..", help="the same as ids of draft configs, one less: 2,30,58")
+    capture.add_argument(
+        "--writers",
+        choices=("first", "spread", "all"),
+        default="first",
+        help="which TP ranks write: the first, all of them a share, or all of them everything (default: %(default)s)",
+    )
+    capture.add_argument("--no-capture", action="store_true", help="serve only: the capture stays dormant")
+
+
+def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
+    from pathlib import Path
+
+    from hs_server.dump_dir import default_dump_dir
+    from hs_server.errors import UsageError
+    from hs_server.launch import LaunchOptions, launch
+    from hs_server.plan import CaptureRequest, LaunchRequest
+
+    capture = None
+    if not options.no_capture:
+        folder = Path(options.dump_dir) if options.dump_dir else default_dump_dir(os.environ)
+        capture = CaptureRequest(
+            dump_dir=folder.absolute(),
+            boundaries=_ids("--boundaries", options.boundaries),
+            eagle_ids=_ids("--eagle-ids", options.eagle_ids),
+            writers=options.writers,
+        )
+    elif options.boundaries or options.eagle_ids or options.dump_dir or options.writers != "first":
+        raise UsageError("--no-capture cannot go with --dump-dir, --boundaries, --eagle-ids or --writers")
+    request = LaunchRequest(
+        model_path=options.model_path,
+        capture=capture,
+        profile=options.profile,
+        host=options.host,
+        port=options.port,
+        pass_through=pass_through,
+    )
+    log = Path(options.log) if options.log else None
+    how = LaunchOptions(log=log, detach=options.detach, startup_timeout_s=options.startup_timeout)
+    return launch(request, how, os.environ)
+
+
+def _ids(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    from hs_formats.boundaries import parse_ids
+    from hs_formats.errors import FormatError
+    from hs_server.errors import UsageError
+
+    try:
+        return parse_ids(text)
+    except FormatError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if seconds > 0:
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""`hs-server launch`: from a plan to a server that is proved ready, and its life until somebody stops it.
+
+Signals are blocked and taken only where the launcher waits, so that none can fall between starting the server and
+noting that it was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hs_server.dump_dir import file_system_type, prepare_dump_dir
+from hs_server.errors import InterruptedLaunchError, RefusedError, ServerLostError, UsageError
+from hs_server.plan import make_plan
+from hs_server.preflight import check_plugins, check_port, check_sglang, view_plugins
+from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take_signal
+from hs_server.processes import boot_id, process_info
+from hs_server.readiness import armed_state, capture_lines, http_status, log_tail, refusal, why_not_armed
+from hs_server.records import LaunchRecord, RecordStore, state_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hs_server.plan import LaunchPlan, LaunchRequest
+
+__all__ = ["LaunchOptions", "launch"]
+
+_POLL_S = 0.25
+_PROBE_TIMEOUT_S = 5.0
+_SAY_EVERY_S = 20.0
+
+_MARKER_GRACE_S = 5.0
+"""Markers are written long before SGLang answers; this covers a slow file system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How the launch behaves, as opposed to what is launched."""
+
+    log: Path | None = None
+    detach: bool = False
+    startup_timeout_s: float = 1800.0
+
+
+class _StopAskedError(Exception):
+    """A signal asked to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+
+
+def launch(request: LaunchRequest, options: LaunchOptions, environment: Mapping[str, str]) -> int:
+    """Launch and, unless detached, stay until the server ends or a signal stops it; returns the exit code.
+
+    Raises:
+        HsServerError: the launch was refused, failed, or was interrupted; nothing is left running then.
+    """
+    plan = make_plan(request, environment)
+    version = check_sglang(capture=request.capture is not None)
+    check_plugins(plan, view_plugins(environment))
+    store = RecordStore(state_folder(environment))
+    store.create()
+    with _signals_held():
+        return _run(plan, options, store=store, version=version)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Block what `_pause` and `wait_end` take; a signal still waiting afterwards arrives then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, version: str) -> int:
+    request = plan.request
+    with store.lock(request.port):
+        check_port(request.host, request.port)
+        if request.capture is not None:
+            prepare_dump_dir(request.capture.dump_dir)
+        log = (options.log or store.log_path(request.port)).absolute()
+        _announce(plan, version=version, log=log)
+        server = _Server.start(plan, log=log, store=store, tied=not options.detach)
+        try:
+            server.wait_ready(timeout_s=options.startup_timeout_s)
+        except _StopAskedError as asked:
+            server.stop()
+            raise InterruptedLaunchError(f"{asked}: the server was stopped before it was ready") from None
+        except BaseException:
+            server.stop()
+            raise
+    _say(f"ready {plan.url}")
+    if options.detach:
+        return 0
+    try:
+        server.wait_end()
+    except _StopAskedError as asked:
+        _say(f"{asked}: stopping the server")
+        server.stop()
+        return 0
+    except BaseException:
+        server.stop()
+        raise
+    return 0
+
+
+class _Server:
+    """A running server and what the launcher knows of it."""
+
+    def __init__(
+        self, plan: LaunchPlan, child: subprocess.Popen[bytes], *, record: LaunchRecord, log: Path, store: RecordStore
+    ) -> None:
+        self._plan = plan
+        self._child = child
+        self._record = record
+        self._log = log
+        self._store = store
+
+    @classmethod
+    def start(cls, plan: LaunchPlan, *, log: Path, store: RecordStore, tied: bool) -> _Server:
+        """Start SGLang and note it.
+
+        Raises:
+            UsageError: the log cannot be written.
+            RefusedError: the state folder cannot be written.
+        """
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                log.replace(log.with_name(log.name + ".old"))
+            stream = log.open("xb")
+        except OSError as error:
+            raise UsageError(f"log {log} cannot be written: {error.strerror}\n  choose another with --log") from None
+        with stream:
+            child, group = start_group(
+                plan.argv, environment=plan.environment, log=stream, launch_id=plan.launch_id, tied=tied
+            )
+        server = cls(plan, child, record=_record(plan, group, log=log), log=log, store=store)
+        try:
+            store.write(server._record)
+        except OSError as error:
+            server.stop()
+            raise RefusedError(
+                f"the launch cannot be recorded: {error}\n  name a state folder in HS_STATE_DIR"
+            ) from None
+        return server
+
+    def wait_ready(self, *, timeout_s: float) -> None:
+        """Return once SGLang answers and every rank has proved that its capture is armed.
+
+        Raises:
+            ServerLostError: SGLang ended or took too long.
+            RefusedError: it answers, but the capture is not armed.
+        """
+        started = time.monotonic()
+        said = started
+        host, port = self._plan.reachable_host.strip("[]"), self._plan.request.port
+        while http_status(host, port, "/health", timeout_s=_PROBE_TIMEOUT_S) != 200:
+            self._check_running("before it was ready")
+            waited_s = time.monotonic() - started
+            if waited_s > timeout_s:
+                raise ServerLostError(
+                    f"SGLang was not ready after {waited_s:.0f} s\n"
+                    f"  allow more with --startup-timeout\n{self._last_lines()}"
+                )
+            if time.monotonic() - said > _SAY_EVERY_S:
+                said = time.monotonic()
+                _say(f"          still starting after {waited_s:.0f} s: {' '.join(log_tail(self._log, lines=1))[:110]}")
+            _pause(_POLL_S)
+        self._check_armed()
+        self._record = self._store.mark_ready(self._record)
+        _say(f"          answers after {time.monotonic() - started:.0f} s")
+
+    def wait_end(self) -> None:
+        """Wait until SGLang ends by itself.
+
+        Raises:
+            ServerLostError: always, once it has ended.
+        """
+        while True:
+            number = take_signal(1.0, also_child=True)
+            if number is not None:
+                raise _StopAskedError(number)
+            self._check_running("while serving")
+
+    def stop(self) -> None:
+        """End every process of the launch; a second signal makes it quick.
+
+        Raises:
+            ServerLostError: some process could not even be killed.
+        """
+        asked_again = False
+
+        def hurry() -> bool:
+            nonlocal asked_again
+            asked_again = asked_again or take_signal(0) is not None
+            return asked_again
+
+        report = self._record.group.stop(hurry=hurry, reap=self._child.poll)
+        self._child.poll()
+        if report.left:
+            raise ServerLostError(f"these processes of the server cannot be killed: {list(report.left)}")
+        self._store.remove(self._record)
+
+    def _check_running(self, when: str) -> None:
+        code = self._child.poll()
+        if code is None:
+            return
+        reason = refusal(self._log)
+        if reason is not None:
+            raise RefusedError(f"the capture refused to start: {reason}\n  log: {self._log}")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise ServerLostError(f"SGLang ended {when} ({how})\n{self._last_lines()}")
+
+    def _check_armed(self) -> None:
+        capture = self._plan.request.capture
+        if capture is None:
+            _say("capture   dormant (--no-capture)")
+            return
+        deadline = time.monotonic() + _MARKER_GRACE_S
+        while True:
+            state = armed_state(capture.dump_dir, nonce=self._plan.nonce, expected=self._plan.topology.local_ranks)
+            if state.complete:
+                break
+            self._check_running("while its start-up markers were awaited")
+            if time.monotonic() > deadline:
+                raise RefusedError(why_not_armed(state, self._log))
+            _pause(_POLL_S)
+        for line in capture_lines(state):
+            _say(line)
+
+    def _last_lines(self) -> str:
+        lines = log_tail(self._log, lines=12)
+        return "\n".join([f"  last lines of {self._log}:", *(f"    {line[:200]}" for line in lines)])
+
+
+def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:
+    own = process_info(os.getpid())
+    capture = plan.request.capture
+    return LaunchRecord(
+        launch_id=plan.launch_id,
+        pid=group.pid,
+        start_ticks=group.start_ticks,
+        boot=boot_id(),
+        launcher_pid=os.getpid(),
+        launcher_start_ticks=own.start_ticks if own else 0,
+        host=plan.request.host,
+        port=plan.request.port,
+        url=plan.url,
+        model_path=plan.request.model_path,
+        profile=plan.profile.name,
+        dump_dir=str(capture.dump_dir.absolute()) if capture else "",
+        nonce=plan.nonce if capture else "",
+        local_ranks=plan.topology.local_ranks,
+        log=str(log),
+        argv=plan.argv,
+    )
+
+
+def _announce(plan: LaunchPlan, *, version: str, log: Path) -> None:
+    _say(f"launching SGLang {version}, profile {plan.profile.name}: {plan.request.model_path}")
+    if plan.overridden:
+        _say(f"          given after --, so not from the profile: {' '.join(plan.overridden)}")
+    if plan.request.capture is not None:
+        for line in plan.boundary_lines():
+            _say(line)
+        folder = plan.request.capture.dump_dir
+        kind = file_system_type(folder)
+        note = "" if kind == "tmpfs" else f"  (on {kind or 'an unknown file system'}; tmpfs is faster)"
+        _say(f"scratch   {folder}{note}")
+    _say(f"log       {log}")
+
+
+def _pause(seconds: float) -> None:
+    """Sleep, unless a signal asks to stop.
+
+    Raises:
+        _StopAskedError: one did.
+    """
+    number = take_signal(seconds)
+    if number is not None:
+        raise _StopAskedError(number)
+
+
+def _say(line: str) -> None:
+    # A reader that has gone away (hs-server launch | head) must not take the server with it.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

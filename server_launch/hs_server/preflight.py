@@ -1,0 +1,135 @@
+"""Checks before anything is started: whatever is certain to fail later is refused here, with the remedy."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import importlib.util
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hs_server.errors import RefusedError
+from hs_server.processes import command_line, port_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hs_server.plan import LaunchPlan
+
+__all__ = [
+    "CAPTURE_PLUGIN",
+    "CPU_PLUGIN",
+    "PLUGIN_GROUP",
+    "PluginView",
+    "check_plugins",
+    "check_port",
+    "check_sglang",
+    "view_plugins",
+]
+
+PLUGIN_GROUP = "sglang.srt.plugins"
+CAPTURE_PLUGIN = "hs_capture"
+CPU_PLUGIN = "hs_cpu_profile"
+
+_FIRST_WITH_PLUGINS = (0, 5, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginView:
+    """What SGLang, started from this interpreter, would find in its plugin group."""
+
+    installed: frozenset[str]
+    allowed: frozenset[str] | None
+
+    def reason_missing(self, plugin: str) -> str | None:
+        """Why SGLang would not load `plugin`, with the remedy; None where it would."""
+        if plugin not in self.installed:
+            return (
+                f"SGLang's plugin `{plugin}` is not installed in {sys.prefix}\n"
+                f"  install hs-extract into SGLang's own environment: {sys.executable} -m pip install hs-extract"
+            )
+        if self.allowed is not None and plugin not in self.allowed:
+            return (
+                f"SGLANG_PLUGINS={','.join(sorted(self.allowed))} excludes the plugin `{plugin}`\n"
+                f"  add {plugin} to SGLANG_PLUGINS, or unset it"
+            )
+        return None
+
+
+def view_plugins(environment: Mapping[str, str]) -> PluginView:
+    """Read the installed entry points and SGLANG_PLUGINS."""
+    allowed = {name.strip() for name in environment.get("SGLANG_PLUGINS", "").split(",") if name.strip()}
+    return PluginView(
+        installed=frozenset(point.name for point in importlib.metadata.entry_points(group=PLUGIN_GROUP)),
+        allowed=frozenset(allowed) or None,
+    )
+
+
+def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
+    """Make sure that SGLang will load the plugins that the launch relies on.
+
+    Raises:
+        RefusedError: it would not.
+    """
+    needed = [CAPTURE_PLUGIN] if plan.request.capture is not None else []
+    if plan.profile.cpu:
+        # Without it MLA models run, and give wrong states without a word.
+        needed.append(CPU_PLUGIN)
+    for plugin in needed:
+        if (reason := view.reason_missing(plugin)) is not None:
+            raise RefusedError(reason)
+
+
+def check_sglang(*, capture: bool) -> str:
+    """The version of the installed SGLang.
+
+    Raises:
+        RefusedError: there is none, or it is too old to load plugins.
+    """
+    if importlib.util.find_spec("sglang") is None:
+        raise RefusedError(
+            f"SGLang is not installed in {sys.prefix}\n"
+            "  run hs-server from SGLang's own environment, with hs-extract installed there"
+        )
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if capture and numbers and numbers < _FIRST_WITH_PLUGINS:
+        raise RefusedError(
+            f"SGLang {version} has no plugins; the capture needs 0.5.11 or newer\n"
+            "  upgrade SGLang, or launch with --no-capture"
+        )
+    return version
+
+
+def check_port(host: str, port: int) -> None:
+    """Make sure that a server can listen on `host`:`port`.
+
+    Raises:
+        RefusedError: it is taken (the owner is named where it can be seen), or the address is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise RefusedError(f"--host {host}: {error.strerror}") from None
+    with socket.socket(family, kind, protocol) as probe:
+        # As servers do: connections of a server that has ended must not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise RefusedError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            owner = port_owner(port)
+            by = f"pid {owner} ({command_line(owner)[:120]})" if owner is not None else "a process of another user"
+            raise RefusedError(
+                f"port {port} is taken by {by}\n"
+                f"  stop it (`hs-server stop --port {port}` if it is one of ours), or choose another --port"
+            ) from None
