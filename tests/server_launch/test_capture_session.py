@@ -122,20 +122,42 @@ def test_a_failing_forward_pass_is_recorded(capture: Callable[..., Capture]) -> 
     assert not it.session.armed
 
 
-def test_a_full_ring_fails_the_request_and_serving_goes_on(
+def test_a_full_ring_fails_the_requests_without_room_and_serving_goes_on(
     capture: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hs_server.capture.copy_path.RING_WAIT_S", 0.05)
-    blocked = threading.Event()
-    it = capture(ring_bytes=100)
-    monkeypatch.setattr("hs_server.capture.writer.write_part", lambda folder, job: int(blocked.wait(10)))
-    last, aux = states(5)
-    it.session.plan(batch((rid(0), 0, 2, [1, 2]), (rid(1), 0, 3, [1, 2, 3])))
+    unblock = threading.Event()
+    it = capture(slots=2, block_rows=2)
+    monkeypatch.setattr("hs_server.capture.writer.write_part", lambda folder, job: int(unblock.wait(10)))
+    last, aux = states(8)
+    # Rows 0-1 fill one slot, rows 2-3 the other, and the second request still lacks a row.
+    it.session.plan(batch((rid(0), 0, 2, [1, 2]), (rid(1), 0, 3, [1, 2, 3]), (rid(2), 0, 2, [1, 2])))
     it.session.observe(last, aux)
     it.session.finish()
-    blocked.set()
-    assert list(it.failures()) == [rid(1)]
-    assert "no room in the ring" in it.failures()[rid(1)]
+    assert it.host_ring.waits == 1  # one wait a forward pass, not one a request
+    unblock.set()
+    failures = it.failures()
+    assert set(failures) == {rid(1), rid(2)}
+    assert all("no room in the ring" in reason for reason in failures.values())
+    it.writer.close()
+    assert all(it.host_ring.take(timeout_s=0) is not None for _ in range(2))  # nothing leaked
+
+
+def test_a_failing_copy_is_recorded_with_its_reason(
+    capture: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = capture()
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("hs_server.capture.backends.HostBackend.copy", broken)
+    last, aux = states(2)
+    it.session.plan(batch((rid(0), 0, 2, [1, 2])))
+    it.session.observe(last, aux)
+    it.session.finish()
+    assert "illegal memory access" in it.failures()[rid(0)]
+    assert all(it.host_ring.take(timeout_s=0) is not None for _ in range(it.slots))
 
 
 @pytest.mark.parametrize(("writers", "rank", "want"), [("first", 1, 0), ("spread", 1, 2), ("all", 1, 3)])

@@ -10,7 +10,9 @@ import torch
 
 from hs_formats.failure_ring import FailureReader, FailureRing
 from hs_formats.part import PartMeta
-from hs_server.capture.copy_path import HostCopyPath
+from hs_server.capture.backends import HostBackend
+from hs_server.capture.copy_path import CopyPath
+from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.writer import FailedRids, PartWriter
 
@@ -56,16 +58,17 @@ class Capture:
     """A session writing into `folder`."""
 
     folder: Path
-    ring_bytes: int = 1 << 20
+    slots: int = 8
+    block_rows: int = 4
     meta: PartMeta = field(default_factory=template)
 
     def __post_init__(self) -> None:
         self.ring = FailureRing(self.folder / "failed-1-r0", slots=16)
         self.failed = FailedRids(self.ring)
         self.writer = PartWriter(self.folder, self.failed, threads=2)
-        self.session = CaptureSession(
-            self.meta, HostCopyPath(self.writer, self.failed, ring_bytes=self.ring_bytes), self.failed
-        )
+        ring = HostRing(self.slots, (self.block_rows, 3, H), torch.bfloat16, pinned=False)
+        self.host_ring = ring
+        self.session = CaptureSession(self.meta, CopyPath(ring, HostBackend(), self.writer, self.failed), self.failed)
 
     def failures(self) -> dict[str, str]:
         return {failure.rid: failure.reason for failure in FailureReader(self.folder / "failed-1-r0").poll()}

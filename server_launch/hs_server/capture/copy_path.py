@@ -1,58 +1,94 @@
-"""From the model's tensors to host memory: the stage between the hooks and the writer threads.
-
-`HostCopyPath` serves CPU servers and, correct but synchronous, any device: rows are gathered into fresh memory inside
-the scheduler thread, bounded by the ring size. The forward pass reuses its buffers: nothing may be kept by reference.
-"""
+"""From the model's tensors to the writer threads: blocks, ring slots, and what happens when the ring is full."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from hs_formats.part import PartMeta
-from hs_server.capture.budget import ByteBudget
-from hs_server.capture.writer import FailedRids, PartJob, PartWriter
+from hs_server.capture.backends import CopyBackend
+from hs_server.capture.blocks import coalesce, pack_blocks
+from hs_server.capture.plan import RowSlice
+from hs_server.capture.ring import HostRing
+from hs_server.capture.writer import Chunk, FailedRids, PartJob, PartWriter
 
-__all__ = ["RING_WAIT_S", "HostCopyPath"]
+__all__ = ["MAX_BLOCK_BYTES", "RING_WAIT_S", "CopyPath", "Piece", "ring_shape"]
 
 RING_WAIT_S = 2.0
-"""How long the scheduler may wait for host memory before a request is given up. Serving never blocks for longer."""
+"""How long one forward pass may make the scheduler wait for room in the ring before its requests are given up."""
+
+MAX_BLOCK_BYTES = 64 << 20
+"""Largest ring slot and staging buffer; large enough that a transfer runs at PCIe speed."""
+
+_MIN_SLOTS = 4
 
 
-class HostCopyPath:
-    """Copies rows synchronously.
+def ring_shape(ring_bytes: int, row_bytes: int) -> tuple[int, int]:
+    """(slots, rows in a slot) for a ring of at most `ring_bytes`; at least four slots, at least one row each."""
+    block_rows = max(1, min(MAX_BLOCK_BYTES, ring_bytes // _MIN_SLOTS) // row_bytes)
+    return max(_MIN_SLOTS, ring_bytes // (block_rows * row_bytes)), block_rows
 
-    Args:
-        writer: gets the copied rows.
-        failed: gets the rids for which there was no room in time.
-        ring_bytes: bound on copied rows that are not yet files.
-    """
 
-    def __init__(self, writer: PartWriter, failed: FailedRids, *, ring_bytes: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of the batch, the meta of the part it becomes, and its token ids (int64, little-endian)."""
+
+    rows: RowSlice
+    meta: PartMeta
+    input_ids: bytes
+
+
+class CopyPath:
+    """Copies the planned rows of a forward pass and queues their parts for writing. For the scheduler thread only."""
+
+    def __init__(self, ring: HostRing, backend: CopyBackend, writer: PartWriter, failed: FailedRids) -> None:
+        self.ring = ring
+        self._backend = backend
         self._writer = writer
         self._failed = failed
-        self.budget = ByteBudget(ring_bytes)
 
-    def submit(self, meta: PartMeta, input_ids: bytes, slots: Sequence[torch.Tensor]) -> None:
-        """Copy one part and queue it for writing.
+    def submit(self, pieces: Sequence[Piece], sources: Sequence[torch.Tensor]) -> None:
+        """Start the copies of all `pieces` and queue those that found room.
 
         Args:
-            meta: describes the part.
-            input_ids: int64 [m], little-endian.
-            slots: k+1 tensors [m, H] of the dtype in `meta`, in slot order; they may be views and on any device.
+            pieces: what to copy.
+            sources: k+1 tensors [T, H] in slot order; they may be views and on any device the backend serves.
         """
-        rows, width = slots[0].shape
-        size = rows * width * len(slots) * slots[0].element_size()
-        if not self.budget.acquire(size, timeout_s=RING_WAIT_S):
-            self._failed.add(meta.rid, f"no room in the ring of {self.budget.limit_bytes} bytes for {RING_WAIT_S} s")
-            return
+        chunks: list[list[Chunk]] = [[] for _ in pieces]
+        unfinished = 0  # the first piece that still lacks rows
+        reason = f"no room in the ring of {self.ring.bytes} bytes for {RING_WAIT_S} s"
         try:
-            host = torch.empty((rows, len(slots), width), dtype=slots[0].dtype)
-            for index, slot in enumerate(slots):
-                host[:, index].copy_(slot)
-            data = host.view(-1).view(torch.uint8).numpy().data
-        except BaseException:
-            self.budget.release(size)
+            for runs in pack_blocks([piece.rows for piece in pieces], self.ring.block_rows):
+                slot = self.ring.take(timeout_s=RING_WAIT_S)
+                if slot is None:
+                    break
+                try:
+                    arrived = self._backend.copy(slot, coalesce(runs), sources)
+                    for run in runs:
+                        slot.retain()
+                        chunks[run.piece].append(Chunk(slot, run.at, run.rows, arrived))
+                finally:
+                    slot.release()
+                while unfinished < len(pieces) and _rows(chunks[unfinished]) == _wanted(pieces[unfinished]):
+                    piece = pieces[unfinished]
+                    self._writer.submit(PartJob(piece.meta, piece.input_ids, tuple(chunks[unfinished])))
+                    unfinished += 1
+        except Exception as error:
+            reason = f"copy failed: {error}"
             raise
-        self._writer.submit(PartJob(meta, input_ids, data, lambda: self.budget.release(size)))
+        finally:
+            for piece, left in zip(pieces[unfinished:], chunks[unfinished:], strict=True):
+                self._failed.add(piece.meta.rid, reason)
+                for chunk in left:
+                    chunk.arrived()  # the slot must not be reused under a copy that is still on its way
+                    chunk.slot.release()
+
+
+def _rows(chunks: Sequence[Chunk]) -> int:
+    return sum(chunk.rows for chunk in chunks)
+
+
+def _wanted(piece: Piece) -> int:
+    return piece.rows.stop - piece.rows.start

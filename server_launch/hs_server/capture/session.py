@@ -8,27 +8,19 @@ from __future__ import annotations
 import array
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hs_formats.part import PartMeta
-from hs_server.capture.copy_path import HostCopyPath
-from hs_server.capture.plan import BatchRow, RowSlice, plan_batch, share_of_rank
+from hs_server.capture.copy_path import CopyPath, Piece
+from hs_server.capture.plan import BatchRow, plan_batch, share_of_rank
 from hs_server.capture.writer import FailedRids
 
-__all__ = ["CaptureSession", "Planned", "batch_rows", "split_slots"]
+__all__ = ["CaptureSession", "batch_rows", "split_slots"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A slice of the coming forward pass with the token ids of its rows (int64, little-endian)."""
-
-    piece: RowSlice
-    input_ids: bytes
 
 
 def batch_rows(batch: Any) -> list[BatchRow]:
@@ -92,11 +84,11 @@ class CaptureSession:
         failed: takes the rids that could not be captured.
     """
 
-    def __init__(self, template: PartMeta, copy_path: HostCopyPath, failed: FailedRids) -> None:
+    def __init__(self, template: PartMeta, copy_path: CopyPath, failed: FailedRids) -> None:
         self._template = template
         self._copy_path = copy_path
         self._failed = failed
-        self._planned: list[Planned] = []
+        self._planned: list[Piece] = []
         self._states: tuple[torch.Tensor, Any] | None = None
 
     @property
@@ -108,14 +100,15 @@ class CaptureSession:
         """Look at a batch before its forward pass and arm for the rows this process writes."""
         self.disarm()
         meta = self._template
-        planned: list[Planned] = []
+        planned: list[Piece] = []
         for whole in plan_batch(batch_rows(batch)):
             if whole.rid in self._failed:
                 continue
             piece = share_of_rank(whole, rank=meta.attn_tp_rank, size=meta.attn_tp_size, writers=meta.writers)
             if piece is not None:
                 ids = batch.reqs[piece.index].origin_input_ids[piece.start : piece.stop]
-                planned.append(Planned(piece, array.array("q", ids).tobytes()))
+                made = replace(meta, rid=piece.rid, start=piece.start, stop=piece.stop, n=piece.n)
+                planned.append(Piece(piece, made, array.array("q", ids).tobytes()))
         self._planned = planned
 
     def observe(self, last: torch.Tensor, aux: Any) -> None:
@@ -134,28 +127,21 @@ class CaptureSession:
             dtype = str(slots[0].dtype).removeprefix("torch.")
             if dtype != meta.dtype:
                 raise ValueError(f"states are {dtype}, the model was loaded as {meta.dtype}")
-            needed = max(item.piece.first + item.piece.stop - item.piece.start for item in planned)
+            needed = max(item.rows.first + item.rows.stop - item.rows.start for item in planned)
             if slots[0].shape[0] < needed:
                 raise ValueError(f"the states have {slots[0].shape[0]} rows, the batch needs {needed}")
-            for item in planned:
-                self._submit(item, slots)
+            self._copy_path.submit(planned, slots)
         except Exception as error:  # noqa: BLE001  # serving goes on whatever happens here
             for item in planned:
-                self._failed.add(item.piece.rid, f"not captured: {error}")
+                self._failed.add(item.meta.rid, f"not captured: {error}")
 
     def abandon(self, error: BaseException) -> None:
         """The forward pass itself failed: its requests will have no states."""
         for item in self._planned:
-            self._failed.add(item.piece.rid, f"the forward pass failed: {error!r}")
+            self._failed.add(item.meta.rid, f"the forward pass failed: {error!r}")
         self.disarm()
 
     def disarm(self) -> None:
         """Forget the current forward pass."""
         self._planned = []
         self._states = None
-
-    def _submit(self, item: Planned, slots: Sequence[torch.Tensor]) -> None:
-        piece = item.piece
-        rows = slice(piece.first, piece.first + piece.stop - piece.start)
-        meta = replace(self._template, rid=piece.rid, start=piece.start, stop=piece.stop, n=piece.n)
-        self._copy_path.submit(meta, item.input_ids, [slot[rows] for slot in slots])

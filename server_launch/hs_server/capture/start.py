@@ -21,10 +21,13 @@ from hs_formats.errors import FormatError
 from hs_formats.failure_ring import FailureRing
 from hs_formats.names import MAX_RANK
 from hs_formats.part import PartMeta
-from hs_server.capture.copy_path import HostCopyPath
+from hs_server import env
+from hs_server.capture.backends import backend_for
+from hs_server.capture.copy_path import CopyPath, ring_shape
 from hs_server.capture.errors import CaptureRefused
 from hs_server.capture.families import arm_model
 from hs_server.capture.guards import check_settings
+from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
 from hs_server.capture.writer import FailedRids, PartWriter
@@ -67,7 +70,7 @@ def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
     arm_model(runner.model, tuple(meta.boundaries))
     failed = FailedRids(ring)
     writer = PartWriter(settings.dump_dir, failed, threads=_WRITER_THREADS)
-    copy_path = HostCopyPath(writer, failed, ring_bytes=settings.ring_bytes)
+    copy_path = _make_copy_path(runner, settings, meta, writer, failed)
     session = CaptureSession(meta, copy_path, failed)
     _held.append(control.hold_marker(marker))
     for line in table if meta.tp_rank == 0 else ():
@@ -123,6 +126,26 @@ def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker,
         **shared,
     )
     return meta, marker, boundary_table(boundaries, num_layers)
+
+
+def _make_copy_path(
+    runner: Any, settings: CaptureSettings, meta: PartMeta, writer: PartWriter, failed: FailedRids
+) -> CopyPath:
+    import torch
+
+    dtype = getattr(torch, meta.dtype)
+    slots, block_rows = ring_shape(settings.ring_bytes, meta.slots * meta.hidden_size * dtype.itemsize)
+    device = torch.device(runner.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        ring = HostRing(slots, (block_rows, meta.slots, meta.hidden_size), dtype, pinned=device.type == "cuda")
+        return CopyPath(ring, backend_for(ring, device), writer, failed)
+    except (RuntimeError, ValueError) as error:
+        raise CaptureRefused(
+            f"the ring of {settings.ring_bytes} bytes or its staging buffers cannot be had: {error}; "
+            f"set {env.RING_BYTES} lower"
+        ) from error
 
 
 def _chunk_size(args: Any) -> int:

@@ -19,8 +19,9 @@ from hs_formats.durable import write_all
 from hs_formats.failure_ring import FailureRing
 from hs_formats.names import temporary_name
 from hs_formats.part import PartMeta, part_pieces
+from hs_server.capture.ring import RingSlot
 
-__all__ = ["FailedRids", "PartJob", "PartWriter", "write_part"]
+__all__ = ["Chunk", "FailedRids", "PartJob", "PartWriter", "write_part"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,37 @@ _REMEMBERED_RIDS = 65536
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows [at, at + rows) of a ring slot, there once `arrived` returns. Its maker has retained the slot for it."""
+
+    slot: RingSlot
+    at: int
+    rows: int
+    arrived: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class PartJob:
-    """Rows in host memory, ready to become a file. `done` gives the memory back and is always called once."""
+    """A part whose rows are in the ring or on their way to it, in the order of `chunks`."""
 
     meta: PartMeta
     input_ids: bytes
-    hidden_states: memoryview
-    done: Callable[[], None]
+    chunks: tuple[Chunk, ...]
+
+    def states(self) -> list[memoryview]:
+        """The rows' bytes, once all of them have arrived.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        for chunk in self.chunks:
+            chunk.arrived()
+        return [chunk.slot.view(chunk.at, chunk.rows) for chunk in self.chunks]
+
+    def release(self) -> None:
+        """Give the ring slots back."""
+        for chunk in self.chunks:
+            chunk.slot.release()
 
 
 class FailedRids:
@@ -71,10 +96,11 @@ def write_part(folder: Path, job: PartJob) -> int:
 
     Raises:
         OSError: nothing is left behind.
+        RuntimeError: the device failed before the rows had arrived.
     """
     name = job.meta.name
     temporary = folder / temporary_name(name, job.meta.nonce)
-    pieces = part_pieces(job.meta, input_ids=job.input_ids, hidden_states=[job.hidden_states])
+    pieces = part_pieces(job.meta, input_ids=job.input_ids, hidden_states=job.states())
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -129,5 +155,5 @@ class PartWriter:
             except Exception as error:  # noqa: BLE001  # a writer thread must outlive any fault of one part
                 self._failed.add(job.meta.rid, f"part not written: {error}")
             finally:
-                job.done()
+                job.release()
                 del job
