@@ -1,0 +1,193 @@
+"""The mover's view of one dataset's manifest: which parts have a line, what ranks have said.
+
+The manifest may hold millions of lines; only those of one run are decoded, and only what can still matter is kept:
+lines of parts whose source may still exist, and chunks of writers ``all`` that wait for a rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hs_formats.dataset import DatasetInfo, DatasetPaths
+from hs_formats.durable import fsync_folder
+from hs_formats.errors import FormatError
+from hs_formats.jsonl import AppendLog
+from hs_formats.manifest import ManifestLine
+from hs_formats.names import PartName
+from hs_mover.store import Known, Outcome, Reference
+
+__all__ = ["Books", "ChunkKey", "chunk_key", "run_lines"]
+
+ChunkKey = tuple[str, int, int]
+"""rid, start and stop: what the parts of all ranks of one chunk share."""
+
+
+def chunk_key(name: PartName) -> ChunkKey:
+    """The chunk that `name` is one rank's copy of."""
+    return str(name.rid), name.start, name.stop
+
+
+def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
+    """The manifest lines of one run, of every mover, the first one for each name first.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
+    needle = f'"hs-{run}-'.encode()
+    decoder = msgspec.json.Decoder(ManifestLine)
+    for path in sorted(paths.manifest.glob("*.jsonl")):
+        with path.open("rb") as file:
+            for text in file:
+                if needle not in text:
+                    continue
+                try:
+                    line = decoder.decode(text)
+                except msgspec.MsgspecError:
+                    continue  # torn by a crash, ended by the next writer
+                if text.endswith(b"\n") and PartName.try_parse(line.part) is not None:
+                    yield line
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What the ranks of one chunk have written so far."""
+
+    expected: frozenset[int]
+    seen: set[int] = field(default_factory=set)
+    first: Reference | None = None
+    verdict: str = ""
+
+    def add(self, line: ManifestLine) -> None:
+        rank = line.name.rank
+        self.seen.add(rank)
+        if line.status == "stored" and self.first is None:
+            self.first = Reference(rank, line.rows_xxh3, line.ids_xxh3)
+        elif line.status == "quarantined" and line.reason.startswith("ranks disagree") and not self.verdict:
+            self.verdict = line.reason
+
+    @property
+    def reference(self) -> Reference | None:
+        if self.first is None:
+            return None
+        return Reference(self.first.rank, self.first.rows_xxh3, self.first.ids_xxh3, self.verdict)
+
+
+class Books:
+    """Manifest of one dataset, as one mover writes it."""
+
+    def __init__(self, paths: DatasetPaths, mover_id: str, *, make: Callable[[Path], None]) -> None:
+        self.paths = paths
+        self._file = paths.manifest_file(mover_id)
+        self._make = make
+        self._known: dict[str, Known] = {}
+        self._chunks: dict[ChunkKey, _Chunk] = {}
+        self._runs: set[str] = set()
+        self._log: AppendLog | None = None
+        self._identity: tuple[int, int] = (0, 0)
+        self._info: DatasetInfo | None = None
+
+    def load_run(self, run: str) -> None:
+        """Read what the manifests say of `run`; free when it was read before.
+
+        Raises:
+            OSError: the destination cannot be read.
+        """
+        if run in self._runs:
+            return
+        for line in run_lines(self.paths, run):
+            self._note(line)
+        self._runs.add(run)
+
+    def known(self, name: PartName) -> Known | None:
+        """The line of `name`, as far as it is remembered."""
+        return self._known.get(str(name))
+
+    def find(self, name: PartName) -> Known | None:
+        """The line of `name`, looked up in the files. Safe to call from any thread.
+
+        Raises:
+            OSError: the destination cannot be read.
+        """
+        text = str(name)
+        for line in run_lines(self.paths, name.rid.run):
+            if line.part == text:
+                return Known(line.status, line.xxh3)
+        return None
+
+    def reference(self, name: PartName) -> Reference | None:
+        """What another rank has stored for the rows of `name`, while ranks are being compared."""
+        chunk = self._chunks.get(chunk_key(name))
+        return None if chunk is None or name.rank in chunk.seen else chunk.reference
+
+    def info(self) -> DatasetInfo | None:
+        """``dataset.json``, None as long as there is none that can be read."""
+        if self._info is None:
+            try:
+                self._info = self.paths.read_info()
+            except FormatError:
+                return None  # the client's to report; parts are kept either way
+        return self._info
+
+    def commit(self, outcomes: Collection[Outcome]) -> None:
+        """Make the folders of `outcomes` durable, append their lines and wait until these are on disk.
+
+        Raises:
+            OSError: nothing is certain; the same parts must be dealt with again.
+        """
+        for folder in dict.fromkeys(folder for outcome in outcomes for folder in outcome.folders):
+            fsync_folder(folder)
+        lines = [outcome.line for outcome in outcomes if outcome.line is not None]
+        if not lines:
+            return
+        try:
+            log = self._open_log()
+            log.append(lines)
+            log.sync()
+        except OSError:
+            self.close()
+            raise
+        for line in lines:
+            self._note(line)
+
+    def forget(self, names: Iterable[PartName]) -> None:
+        """Drop the lines of parts whose source is gone."""
+        for name in names:
+            self._known.pop(str(name), None)
+            chunk = self._chunks.get(chunk_key(name))
+            if chunk is not None and chunk.seen >= chunk.expected:
+                del self._chunks[chunk_key(name)]
+
+    def close(self) -> None:
+        """Close the manifest; the next commit opens it again."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _open_log(self) -> AppendLog:
+        if self._log is not None:
+            try:
+                found = self._file.stat()
+                if (found.st_dev, found.st_ino) == self._identity:
+                    return self._log
+            except FileNotFoundError:
+                pass  # the destination was emptied under us
+            self.close()
+        self._make(self._file.parent)
+        log = AppendLog(self._file)
+        found = os.stat(self._file)
+        self._identity = (found.st_dev, found.st_ino)
+        self._log = log
+        return log
+
+    def _note(self, line: ManifestLine) -> None:
+        if line.part in self._known:
+            return  # the first line counts
+        self._known[line.part] = Known(line.status, line.xxh3)
+        if line.writers == "all":
+            chunk = self._chunks.setdefault(chunk_key(line.name), _Chunk(frozenset(line.expected_ranks)))
+            chunk.add(line)

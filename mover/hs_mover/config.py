@@ -1,0 +1,66 @@
+"""What a mover is told: its folders, codec, marks and rates, and how sizes and its own name are spelled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from hs_formats.errors import UsageError
+
+__all__ = ["MoverConfig", "default_threads", "mover_id", "parse_size"]
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverConfig:
+    """Settings of one mover process. `reserve_bytes` None means the default of the folder's file system.
+
+    Raises:
+        UsageError: the marks are not 0 < low < high <= 1.
+    """
+
+    sources: tuple[Path, ...]
+    dst: Path
+    codec: str
+    high: float = 0.80
+    low: float = 0.60
+    reserve_bytes: int | None = None
+    limit_bytes_per_s: int | None = None
+    once: bool = False
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high <= 1:
+            raise UsageError(f"--low {self.low:g} and --high {self.high:g}: fractions of scratch, 0 < low < high <= 1")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``64M``, ``1GiB``, ``1.5G``, ``500kB`` or a plain number.
+
+    K, M, G, T and KiB, MiB … count in 1024, kB, MB … in 1000.
+
+    Raises:
+        UsageError: `text` is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2] and match[3].lower() != "b"):
+        raise UsageError(f"{text!r} is not a size such as 64M, 1GiB, 500MB or 1048576")
+    base = 1000 if match[2] and match[3].lower() == "b" else 1024
+    return int(float(match[1]) * base ** _UNITS[match[2].lower()])
+
+
+def default_threads() -> int:
+    """Worker threads: the cores this process may use, 16 at most, two at least so that one may wait for the disk."""
+    return max(2, min(16, len(os.sched_getaffinity(0))))
+
+
+def mover_id(src: Path, *, host: str | None = None) -> str:
+    """The name of the mover of `src` on this host, the same after every restart and safe inside a file name."""
+    name = re.sub(r"[^A-Za-z0-9-]+", "-", host if host is not None else socket.gethostname()).strip("-")[:40] or "host"
+    return f"{name}-{hashlib.sha256(os.fsencode(src.absolute())).hexdigest()[:8]}"

@@ -1,0 +1,137 @@
+"""The mover's process: checks the folders, starts a lane for each scratch, passes signals on, and waits."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hs_formats.durable import make_folders
+from hs_formats.errors import FormatError, PreflightError, StorageError
+from hs_mover.config import MoverConfig, mover_id
+from hs_mover.destination import Destination, explain
+from hs_mover.lane import Lane
+from hs_mover.pace import Pace
+
+__all__ = ["run_mover"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_PATH_BYTES = 2000
+
+
+class BadFolders(PreflightError):
+    """{problem}"""
+
+
+class NotMoved(StorageError):
+    """{count} parts could not be moved: {reason}"""
+
+
+def run_mover(config: MoverConfig) -> None:
+    """Move parts until a signal comes, or with ``once`` until scratch is empty.
+
+    Raises:
+        PreflightError: a folder cannot be used, or another mover runs on it.
+        StorageError: with ``once``, parts are left.
+    """
+    destination = _open_destination(config)
+    pace = Pace(config.limit_bytes_per_s)
+    stop = threading.Event()
+    with ThreadPoolExecutor(config.threads, thread_name_prefix="part") as pool:
+        lanes = [
+            Lane(src, config, destination, pool=pool, pace=pace, budget_share=len(config.sources))
+            for src in config.sources
+        ]
+        started: list[Lane] = []
+        previous = _on_signals(stop)
+        try:
+            for lane in lanes:
+                try:
+                    lane.start()
+                except FormatError as error:
+                    raise BadFolders(problem=f"--src: {error}") from error
+                except OSError as error:
+                    raise StorageError(f"scratch cannot be used: {error}") from error
+                started.append(lane)
+                _log.info(
+                    "moving %s to %s as %s, codec %s", lane.control.scratch, config.dst, lane.mover_id, config.codec
+                )
+            _wait(lanes, stop)
+        finally:
+            pace.lift()
+            for lane in started:
+                lane.request_stop()
+            for lane in started:
+                while not lane.join(1.0):
+                    pass
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    for lane in lanes:
+        if lane.error is not None:
+            raise lane.error
+        _log.info("stopped; %s", lane.summary())
+    unmoved = [lane for lane in lanes if lane.unmoved]
+    if unmoved:
+        raise NotMoved(count=sum(lane.unmoved for lane in unmoved), reason=unmoved[0].gauges.trouble)
+
+
+def _wait(lanes: list[Lane], stop: threading.Event) -> None:
+    while not stop.wait(0.2):
+        ended = [lane for lane in lanes if lane.join(0)]
+        if any(lane.error is not None for lane in ended) or len(ended) == len(lanes):
+            return
+    _log.info("stopping: finishing the parts in hand")
+
+
+def _on_signals(stop: threading.Event) -> dict[int, Any]:
+    def ask(number: int, frame: FrameType | None) -> None:
+        del frame
+        if stop.is_set() and number == signal.SIGINT:
+            os._exit(130)  # asked twice; every moment is safe to be killed at
+        stop.set()
+
+    return {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _open_destination(config: MoverConfig) -> Destination:
+    dst = config.dst
+    if len(os.fsencode(dst)) > _MAX_PATH_BYTES:
+        raise BadFolders(problem=f"--dst: the path is longer than {_MAX_PATH_BYTES} bytes")
+    _check_apart(config)
+    try:
+        make_folders(dst)
+        probe = dst / f".{mover_id(config.sources[0])}.probe.tmp"
+        probe.touch()
+        probe.unlink()
+        destination = Destination(dst)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and dst.is_dir():
+            destination = Destination(dst)  # full: the lanes hold until there is space
+        else:
+            raise BadFolders(problem=f"--dst: {explain(error, dst)}") from error
+    for src in config.sources:
+        if src.is_dir() and src.stat().st_dev == dst.stat().st_dev:
+            _log.warning("%s and %s are on one file system: moving frees only what compression saves", src, dst)
+    return destination
+
+
+def _check_apart(config: MoverConfig) -> None:
+    dst = config.dst.resolve()
+    seen: list[Path] = []
+    for given in config.sources:
+        src = given.resolve()
+        if dst == src or dst.is_relative_to(src):
+            raise BadFolders(
+                problem=f"--dst {config.dst} is {given} or lies inside it: choose a folder outside of scratch"
+            )
+        for other in seen:
+            if src == other or src.is_relative_to(other) or other.is_relative_to(src):
+                raise BadFolders(problem=f"--src {given} and {other} are one folder or nested: give each scratch once")
+        seen.append(src)

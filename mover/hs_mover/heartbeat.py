@@ -1,0 +1,205 @@
+"""``mover.json``: the mover's own thread that says every second that it lives, how full scratch is and what holds it.
+
+It never touches the destination, so a disk that hangs does not stop the heartbeat, and it survives a scratch folder
+that is full, removed or made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hs_formats.control import HEARTBEAT_S, ControlFolder, MoverState, now_s
+from hs_formats.errors import FormatError
+from hs_formats.fixed_record import FixedRecord
+from hs_mover.cgroups import find_mounts, host_memory, in_memory, memory_groups
+from hs_mover.config import MoverConfig
+from hs_mover.headroom import FillHold, MemoryGroup, Space, default_reserve, headroom
+
+__all__ = ["Gauges", "Heartbeat", "measure_space", "on_shared_memory_mount"]
+
+_log = logging.getLogger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount is compared, nothing is made there
+_MARKERS_S = 5.0
+_RATE_S = 5.0
+_MAX_REASON = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What the moving thread tells the heartbeat; replaced as a whole."""
+
+    backlog_parts: int = 0
+    backlog_bytes: int = 0
+    moved_parts: int = 0
+    moved_bytes: int = 0
+    stored_bytes: int = 0
+    last_progress_s: float = 0.0
+    trouble: str = ""
+    stopping: bool = False
+
+
+def measure_space(folder: Path) -> Space:
+    """Fill and free space of the file system under `folder`.
+
+    Raises:
+        OSError: the folder is gone.
+    """
+    found = os.statvfs(folder)
+    return Space(
+        used_bytes=(found.f_blocks - found.f_bfree) * found.f_frsize,
+        free_bytes=found.f_bavail * found.f_frsize,
+        total_inodes=found.f_files,
+        free_inodes=found.f_favail,
+    )
+
+
+def on_shared_memory_mount(folder: Path) -> bool:
+    """`folder` lies on the file system of /dev/shm.
+
+    Raises:
+        OSError: the folder is gone.
+    """
+    try:
+        return _SHARED_MEMORY.stat().st_dev == folder.stat().st_dev
+    except FileNotFoundError:
+        return False
+
+
+class Heartbeat:
+    """Publishes the state of one scratch folder from a thread of its own between `start` and `stop`."""
+
+    def __init__(
+        self, control: ControlFolder, config: MoverConfig, mover_id: str, *, gauges: Callable[[], Gauges]
+    ) -> None:
+        self._control = control
+        self._config = config
+        self._mover_id = mover_id
+        self._gauges = gauges
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._record: FixedRecord | None = None
+        self._record_inode = 0
+        self._fill = FillHold(config.high, config.low)
+        self._mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+        self._mounts = find_mounts(self._mountinfo)
+        self._server_pids: tuple[int, ...] = ()
+        self._server_pids_at_s = -_MARKERS_S
+        self._rates = _Rates()
+        self._said = ""
+        self.state: MoverState | None = None
+
+    def start(self) -> None:
+        """Publish once, then every second."""
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish the last state and end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self._beat()
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    def _run(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            self.state = self._measure()
+            self._write(self.state)
+        except (OSError, FormatError) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                _log.warning("cannot write %s: %s", self._control.mover_file, error)
+            if self._record is not None:
+                self._record.close()
+                self._record = None
+        else:
+            self._said = ""
+
+    def _measure(self) -> MoverState:
+        config, gauges = self._config, self._gauges()
+        space = measure_space(self._control.scratch)
+        reserve_bytes = config.reserve_bytes
+        if reserve_bytes is None:
+            shared = on_shared_memory_mount(self._control.scratch)
+            total_bytes = space.used_bytes + space.free_bytes
+            reserve_bytes = default_reserve(total_bytes, shared_memory_mount=shared)
+        groups = self._groups() if in_memory(self._control.scratch, self._mountinfo) else []
+        room = headroom(space, groups, reserve_bytes=reserve_bytes, high=config.high, low=config.low)
+        reason = gauges.trouble or self._fill.update(room, space)
+        at_s = now_s()
+        in_rate, out_rate = self._rates.update(at_s, moved_bytes=gauges.moved_bytes, backlog_bytes=gauges.backlog_bytes)
+        return MoverState(
+            pid=os.getpid(),
+            mover_id=self._mover_id,
+            state="stopping" if gauges.stopping else "holding" if reason else "moving",
+            reason=reason[:_MAX_REASON],
+            dst=str(config.dst),
+            heartbeat_s=at_s,
+            last_progress_s=gauges.last_progress_s,
+            capacity_bytes=room.capacity_bytes,
+            reserve_bytes=room.reserve_bytes,
+            used_bytes=room.used_bytes,
+            limit_bytes=room.limit_bytes,
+            low_bytes=room.low_bytes,
+            backlog_parts=gauges.backlog_parts,
+            backlog_bytes=gauges.backlog_bytes,
+            in_bytes_per_s=round(in_rate, 1),
+            out_bytes_per_s=round(out_rate, 1),
+            codec=config.codec,
+            high=config.high,
+            low=config.low,
+        )
+
+    def _groups(self) -> list[MemoryGroup]:
+        if time.monotonic() - self._server_pids_at_s >= _MARKERS_S:
+            self._server_pids_at_s = time.monotonic()
+            self._server_pids = tuple(marker.pid for marker in self._control.live_markers())
+        return [host_memory(), *memory_groups((os.getpid(), *self._server_pids), self._mounts)]
+
+    def _write(self, state: MoverState) -> None:
+        if self._record is not None:
+            try:
+                same = self._control.mover_file.stat().st_ino == self._record_inode
+            except FileNotFoundError:
+                same = False
+            if not same:  # scratch was emptied or made anew
+                self._record.close()
+                self._record = None
+        if self._record is None:
+            self._record = FixedRecord(self._control.mover_file)
+            self._record_inode = self._control.mover_file.stat().st_ino
+        self._record.write(asdict(state))
+
+
+class _Rates:
+    """Arrival and departure in bytes a second, smoothed over about five seconds."""
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._moved = 0
+        self._arrived = 0
+        self._in = 0.0
+        self._out = 0.0
+
+    def update(self, at_s: float, *, moved_bytes: int, backlog_bytes: int) -> tuple[float, float]:
+        arrived = moved_bytes + backlog_bytes
+        elapsed_s = at_s - self._at_s
+        if self._at_s and elapsed_s > 0:
+            weight = min(1.0, elapsed_s / _RATE_S)
+            self._in += weight * (max(0, arrived - self._arrived) / elapsed_s - self._in)
+            self._out += weight * (max(0, moved_bytes - self._moved) / elapsed_s - self._out)
+        self._at_s, self._moved, self._arrived = at_s, moved_bytes, arrived
+        return self._in, self._out

@@ -1,0 +1,35 @@
+"""Log lines of the daemon: one text line each, or JSON objects for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+__all__ = ["LogFormat", "set_up_logging"]
+
+LogFormat = Literal["text", "json"]
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def set_up_logging(log_format: LogFormat, *, verbose: bool) -> None:
+    """Send hs_mover's lines, and warnings of the libraries below it, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(_Json() if log_format == "json" else text)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("hs_mover").setLevel(logging.DEBUG if verbose else logging.INFO)

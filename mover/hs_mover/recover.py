@@ -1,0 +1,138 @@
+"""What a mover does at start about its earlier life: remove its own temporaries, adopt stored parts without a line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hs_formats.dataset import UNCLAIMED, DatasetPaths
+from hs_formats.errors import FormatError
+from hs_formats.manifest import ManifestLine
+from hs_formats.names import PartName
+from hs_formats.part import inspect_part
+from hs_formats.stored import codec_of, read_stored
+from hs_mover.books import Books, run_lines
+from hs_mover.checks import PartDigest, read_blocks
+from hs_mover.destination import Destination
+from hs_mover.store import Identity, Outcome, manifest_line, temporary_suffix
+
+__all__ = ["adoptable", "recover_run", "stored_part", "sweep_unclaimed"]
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 64
+
+
+def recover_run(books: Books, run: str, mover_id: str) -> int:
+    """Clean up and adopt for one run of one dataset; returns the number of adopted parts.
+
+    Raises:
+        OSError: the destination fails.
+    """
+    paths = books.paths
+    sweep_temporaries(paths.quarantine, mover_id)
+    for folder in _folders(paths.data / run):
+        sweep_temporaries(folder, mover_id)
+    batch: list[Outcome] = []
+    adopted = 0
+    for name, path in adoptable(paths, run):
+        try:
+            line = stored_part(paths, name, path)
+        except FormatError as error:
+            _log.warning("%s has no manifest line and is damaged, leaving it out: %s", path, error)
+            continue
+        batch.append(Outcome(identity=Identity.of(path.stat()), line=line, folders=(path.parent,)))
+        if len(batch) >= _BATCH:
+            books.commit(batch)
+            adopted += len(batch)
+            batch = []
+    books.commit(batch)
+    adopted += len(batch)
+    if adopted:
+        _log.info("adopted %d stored parts of run %s that had no manifest line", adopted, run)
+    return adopted
+
+
+def adoptable(paths: DatasetPaths, run: str) -> list[tuple[PartName, Path]]:
+    """Stored parts of `run` that no manifest mentions, by name.
+
+    Raises:
+        OSError: the destination cannot be read.
+    """
+    found: dict[str, Path] = {}
+    for folder in _folders(paths.data / run):
+        for entry in _entries(folder):
+            name = _stored_name(entry.name)
+            if name is not None and name.rid.run == run:
+                found[str(name)] = folder / entry.name
+    if found:
+        for line in run_lines(paths, run):
+            found.pop(line.part, None)
+    return [(PartName.parse(text), path) for text, path in sorted(found.items())]
+
+
+def stored_part(paths: DatasetPaths, name: PartName, path: Path) -> ManifestLine:
+    """The manifest line of a stored file, after decoding and checking all of it.
+
+    Raises:
+        FormatError: it is damaged; the text says how.
+        OSError: it cannot be read.
+    """
+    data = read_stored(path)
+    info = inspect_part(io.BytesIO(data), name)
+    digest = PartDigest(info)
+    for _ in read_blocks(lambda at, count: data[at : at + count], len(data), digest, pace=lambda _: None):
+        pass
+    if digest.problem:
+        raise FormatError(digest.problem)
+    return manifest_line(
+        name,
+        "stored",
+        digest,
+        info,
+        raw_bytes=len(data),
+        codec=codec_of(path.name).name,
+        path=str(path.relative_to(paths.root)),
+        stored_bytes=path.stat().st_size,
+        flags=["adopted"],
+    )
+
+
+def sweep_temporaries(folder: Path, mover_id: str) -> None:
+    """Remove what this mover, and no other, was writing in `folder` when it died."""
+    suffix = temporary_suffix(mover_id)
+    for entry in _entries(folder):
+        if entry.name.startswith(".") and entry.name.endswith(suffix):
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+
+
+def sweep_unclaimed(destination: Destination, mover_id: str) -> None:
+    """The same for all folders of unclaimed runs."""
+    for folder in _folders(destination.root / UNCLAIMED):
+        sweep_temporaries(folder, mover_id)
+        sweep_temporaries(folder / "quarantine", mover_id)
+
+
+def _stored_name(file_name: str) -> PartName | None:
+    try:
+        codec = codec_of(file_name)
+    except FormatError:
+        return None
+    return PartName.try_parse(file_name.removesuffix(codec.suffix) + ".pt")
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except FileNotFoundError:
+        return
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(folder / entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))

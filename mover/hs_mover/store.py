@@ -1,0 +1,442 @@
+"""What one worker does with one part: open, check, encode, store under its final name, or quarantine it.
+
+Nothing here is shared between threads. The folder of a stored file is made durable later, together with others, before
+the manifest line is written; until then the source stays where it is, so a crash or an error at any point only means
+that the same part is looked at again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hs_formats.dataset import DatasetInfo, DatasetPaths
+from hs_formats.durable import write_all
+from hs_formats.errors import FormatError
+from hs_formats.hashing import xxh3_hex
+from hs_formats.manifest import ManifestLine, PartStatus
+from hs_formats.names import PartName
+from hs_formats.part import PartInfo, PartMeta, inspect_part
+from hs_formats.stored import Codec, read_stored
+from hs_mover.checks import BadPart, PartDigest, SourceChanged, read_blocks
+from hs_mover.destination import Destination
+
+__all__ = [
+    "Identity",
+    "Known",
+    "LeftAlone",
+    "Outcome",
+    "Reference",
+    "SourceError",
+    "Task",
+    "manifest_line",
+    "run_task",
+    "temporary_suffix",
+    "write_file",
+]
+
+_FLOATS = ("bfloat16", "float16", "float32")
+
+
+class LeftAlone(Exception):
+    """The name is a part's but the file is not ours to move; the text says why."""
+
+
+class SourceError(Exception):
+    """The source cannot be read just now; the text is the system's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a file from another one that later takes its name."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Identity:
+        """From ``stat``."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the manifest says of a part already."""
+
+    status: PartStatus
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The rows of a chunk as the first rank wrote them; `verdict` names an earlier disagreement."""
+
+    rank: int
+    rows_xxh3: str
+    ids_xxh3: str
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A part and everything a worker needs to deal with it. `paths` None: nobody has claimed its run."""
+
+    source: Path
+    name: PartName
+    destination: Destination
+    paths: DatasetPaths | None
+    codec: Codec
+    mover_id: str
+    settled: bool
+    known: Known | None
+    reference: Reference | None
+    expected: DatasetInfo | None
+    pace: Callable[[int], None]
+    find_line: Callable[[PartName], Known | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is left to do: make `folders` durable, append `line` if there is one, then unlink the source."""
+
+    identity: Identity
+    line: ManifestLine | None
+    folders: tuple[Path, ...] = ()
+    note: str = ""
+    meta: PartMeta | None = field(default=None, repr=False)
+
+
+def temporary_suffix(mover_id: str) -> str:
+    """How the temporaries of one mover end."""
+    return f".{mover_id}.tmp"
+
+
+def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: str) -> tuple[Path, int]:
+    """Write and fsync a temporary beside `final`; returns it and its size. It is removed again when anything fails.
+
+    Raises:
+        OSError: the destination failed.
+    """
+    temporary = final.with_name(f".{final.name}{temporary_suffix(mover_id)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(temporary, flags, 0o644)
+    except FileExistsError:  # left by an earlier life of this mover
+        temporary.unlink()
+        fd = os.open(temporary, flags, 0o644)
+    written = 0
+    try:
+        try:
+            for piece in pieces:
+                written += write_all(fd, [piece])
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # nobody reads it soon; leave the page cache to others
+        finally:
+            os.close(fd)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return temporary, written
+
+
+def run_task(task: Task) -> Outcome:
+    """Deal with one part.
+
+    Raises:
+        FileNotFoundError: never; a vanished source is a `SourceError`.
+        LeftAlone: not a regular file of ours.
+        SourceChanged: the file is still being written, or too young to be called bad.
+        SourceError: the source cannot be read.
+        OSError: the destination failed; nothing of the part is left there except, maybe, the whole final file.
+    """
+    try:
+        fd = os.open(task.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if task.source.is_symlink():
+            raise LeftAlone("is a symbolic link") from error
+        raise SourceError(str(error)) from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise LeftAlone("is not a regular file")
+        if found.st_uid != os.geteuid():
+            raise LeftAlone(f"belongs to user {found.st_uid}, not to {os.geteuid()}")
+        return _Work(task, fd, Identity.of(found)).run()
+    finally:
+        os.close(fd)
+
+
+class _Work:
+    """One pass over one open source."""
+
+    def __init__(self, task: Task, fd: int, identity: Identity) -> None:
+        self.task = task
+        self.fd = fd
+        self.identity = identity
+        self.size = identity.size_bytes
+
+    def run(self) -> Outcome:
+        try:
+            info = self._inspect()
+            self._fits(info.meta)
+        except BadPart as bad:
+            return self._bad(str(bad), PartDigest(None), None)
+        digest = PartDigest(info)
+        final, relative = self._final()
+        if self.task.known is not None:
+            return self._again(digest, info)
+        if final.exists():
+            known = self.task.find_line(self.task.name)
+            if known is not None:
+                return self._again(digest, info, known)
+            return self._adopt(final, relative, digest, info)
+        if self.task.reference is not None:
+            return self._compare(self.task.reference, digest, info)
+        return self._store(final, relative, digest, info)
+
+    # -- reading
+
+    def _inspect(self) -> PartInfo:
+        try:
+            with os.fdopen(os.dup(self.fd), "rb") as file:
+                info = inspect_part(file, self.task.name)
+        except FormatError as error:
+            raise BadPart(str(error)) from error
+        except (NotImplementedError, RuntimeError, OverflowError, zipfile.LargeZipFile, OSError) as error:
+            # Damaged directories lead zipfile astray in many ways: unknown versions, encryption, offsets before 0.
+            raise BadPart(f"not a whole zip file: {error}") from error
+        if info.meta.dtype not in _FLOATS or info.meta.hidden_size < 1:
+            raise BadPart(f"hidden states of {info.meta.dtype} with {info.meta.hidden_size} channels")
+        return info
+
+    def _fits(self, meta: PartMeta) -> None:
+        expected = self.task.expected
+        if expected is None:
+            return
+        for what, mine, theirs in (
+            ("boundaries", meta.boundaries, expected.boundaries),
+            ("dtype", meta.dtype, expected.dtype),
+            ("hidden size", meta.hidden_size, expected.hidden_size),
+        ):
+            if mine != theirs:
+                raise BadPart(f"{what} {mine} where the dataset has {theirs}")
+
+    def _blocks(self, digest: PartDigest, *, paced: bool = True) -> Iterable[bytes]:
+        try:
+            pace = self.task.pace if paced else _no_pace
+            yield from read_blocks(lambda at, count: os.pread(self.fd, count, at), self.size, digest, pace=pace)
+        except OSError as error:
+            raise SourceError(str(error)) from error
+
+    def _read_through(self, digest: PartDigest) -> None:
+        for _ in self._blocks(digest):
+            pass
+        self._unchanged()
+
+    def _unchanged(self) -> None:
+        if Identity.of(os.fstat(self.fd)) != self.identity:
+            raise SourceChanged("the file changed while it was read")
+
+    # -- writing
+
+    def _final(self) -> tuple[Path, str]:
+        name, codec, paths = self.task.name, self.task.codec, self.task.paths
+        if paths is None:
+            stem = str(name).removesuffix(".pt")
+            return self.task.destination.unclaimed(name.rid.run) / f"{stem}{codec.suffix}", ""
+        relative = paths.stored_name(name, codec.suffix)
+        return paths.root / relative, relative
+
+    def _store(self, final: Path, relative: str, digest: PartDigest, info: PartInfo) -> Outcome:
+        self.task.destination.make(final.parent)
+        temporary, stored_bytes = write_file(
+            final, self.task.codec.encode(self._blocks(digest), self.size), mover_id=self.task.mover_id
+        )
+        try:
+            self._unchanged()
+            if digest.problem:
+                temporary.unlink()
+                return self._bad(digest.problem, digest, info)
+            temporary.rename(final)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        return self._outcome("stored", digest, info, path=relative, stored_bytes=stored_bytes, folder=final.parent)
+
+    def _adopt(self, final: Path, relative: str, digest: PartDigest, info: PartInfo) -> Outcome:
+        """A final file without a line: ours, from before a crash."""
+        self._read_through(digest)
+        if digest.problem:
+            return self._bad(digest.problem, digest, info)
+        try:
+            stored = read_stored(final)
+        except FormatError:
+            final.unlink()  # no line vouches for it and the source is whole
+            return self._store(final, relative, PartDigest(info), info)
+        if xxh3_hex([stored]) != digest.xxh3:
+            return self._conflict(digest, info, "a file of this name with other bytes is stored already")
+        size = final.stat().st_size
+        return self._outcome("stored", digest, info, path=relative, stored_bytes=size, folder=final.parent)
+
+    def _again(self, digest: PartDigest, info: PartInfo, known: Known | None = None) -> Outcome:
+        """The manifest has a line for this name: the source is a leftover, or another file."""
+        known = known if known is not None else self.task.known
+        self._read_through(digest)
+        if known is not None and known.xxh3 == digest.xxh3:
+            return Outcome(identity=self.identity, line=None, note="was stored before")
+        return self._conflict(digest, info, "the manifest has a part of this name with other bytes")
+
+    def _compare(self, reference: Reference, digest: PartDigest, info: PartInfo) -> Outcome:
+        """Another rank's copy of rows that are stored already."""
+        self._read_through(digest)
+        if digest.problem:
+            return self._bad(digest.problem, digest, info)
+        if reference.verdict:
+            return self._quarantine(reference.verdict, digest, info)
+        mine = f"r{self.task.name.rank:02d}"
+        for what, a, b in (
+            ("rows", digest.rows_xxh3, reference.rows_xxh3),
+            ("token ids", digest.ids_xxh3, reference.ids_xxh3),
+        ):
+            if a != b:
+                reason = f"ranks disagree: r{reference.rank:02d} has {what} {b[:8]}, {mine} has {a[:8]}"
+                return self._quarantine(reason, digest, info)
+        return self._outcome("equal", digest, info)
+
+    def _conflict(self, digest: PartDigest, info: PartInfo | None, reason: str) -> Outcome:
+        return self._quarantine(f"conflict: {reason}", digest, info, flags=["conflict"])
+
+    def _bad(self, reason: str, digest: PartDigest, info: PartInfo | None) -> Outcome:
+        if not self.task.settled:
+            raise SourceChanged(reason)
+        return self._quarantine(reason, digest, info)
+
+    def _quarantine(
+        self, reason: str, digest: PartDigest, info: PartInfo | None, *, flags: list[str] | None = None
+    ) -> Outcome:
+        """Keep the bytes as they are, beside a note that says why."""
+        paths, name, known = self.task.paths, self.task.name, self.task.known
+        digest = PartDigest(info)
+        for _ in self._blocks(digest, paced=False):
+            pass
+        self._unchanged()
+        if known is not None and known.xxh3 == digest.xxh3:
+            return Outcome(identity=self.identity, line=None, note="was stored before")
+        root = self.task.destination.unclaimed(name.rid.run) if paths is None else paths.root
+        folder = root / "quarantine"
+        self.task.destination.make(folder)
+        kept = self._quarantine_name(folder, digest.xxh3)
+        if not kept.exists():
+            self._keep(kept, reason, digest.xxh3)
+        return self._outcome(
+            "quarantined",
+            digest,
+            info,
+            path=f"quarantine/{kept.name}",
+            stored_bytes=self.size,
+            folder=folder,
+            reason=reason,
+            flags=flags,
+        )
+
+    def _quarantine_name(self, folder: Path, xxh3: str) -> Path:
+        """A free name, or that of the same bytes from before a crash."""
+        count = 1
+        kept = folder / str(self.task.name)
+        while kept.exists() and (kept.stat().st_size != self.size or xxh3_hex([kept.read_bytes()]) != xxh3):
+            count += 1
+            kept = folder / f"{self.task.name}.{count}"
+        return kept
+
+    def _keep(self, kept: Path, reason: str, xxh3: str) -> None:
+        note = {
+            "part": str(self.task.name),
+            "reason": reason,
+            "xxh3": xxh3,
+            "bytes": self.size,
+            "mover": self.task.mover_id,
+            "at": _now(),
+        }
+        text = json.dumps(note, indent=1).encode() + b"\n"
+        for final, pieces in (
+            (kept.with_name(f"{kept.name}.reason.json"), [text]),
+            (kept, self._blocks(PartDigest(None), paced=False)),
+        ):
+            temporary, _ = write_file(final, pieces, mover_id=self.task.mover_id)
+            temporary.rename(final)
+
+    def _outcome(
+        self,
+        status: PartStatus,
+        digest: PartDigest,
+        info: PartInfo | None,
+        *,
+        path: str = "",
+        stored_bytes: int = 0,
+        folder: Path | None = None,
+        reason: str = "",
+        flags: list[str] | None = None,
+    ) -> Outcome:
+        line = manifest_line(
+            self.task.name, status, digest, info, raw_bytes=self.size, codec=self.task.codec.name, path=path,
+            stored_bytes=stored_bytes, reason=reason, flags=flags,
+        )  # fmt: skip
+        return Outcome(
+            identity=self.identity,
+            line=line if self.task.paths is not None else None,
+            folders=() if folder is None else (folder,),
+            note=reason or status,
+            meta=None if info is None else info.meta,
+        )
+
+
+def manifest_line(
+    name: PartName,
+    status: PartStatus,
+    digest: PartDigest,
+    info: PartInfo | None,
+    *,
+    raw_bytes: int,
+    codec: str,
+    path: str,
+    stored_bytes: int,
+    reason: str = "",
+    flags: list[str] | None = None,
+) -> ManifestLine:
+    """The manifest line of a part that was read through `digest`."""
+    codecs = {"stored": codec, "equal": "", "quarantined": "none"}
+    return ManifestLine(
+        part=str(name),
+        status=status,
+        path=path,
+        raw_bytes=raw_bytes,
+        stored_bytes=stored_bytes,
+        codec=codecs[status],
+        xxh3=digest.xxh3,
+        rows_xxh3=digest.rows_xxh3,
+        ids_xxh3=digest.ids_xxh3,
+        writers="first" if info is None else info.meta.writers,
+        expected_ranks=[] if info is None else info.meta.expected_ranks,
+        flags=flags or [],
+        reason=reason.encode("utf-8", "replace").decode(),
+        stored_at=_now(),
+    )
+
+
+def _no_pace(count: int) -> None:
+    del count
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
