@@ -7,7 +7,7 @@ lines of parts whose source may still exist, and chunks of writers ``all`` that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hs_formats.errors import FormatError
 from hs_formats.jsonl import AppendLog
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
-from hs_mover.store import Known, Outcome, Reference
+from hs_mover.task import Known, Outcome, Reference
 
 __all__ = ["Books", "ChunkKey", "chunk_key", "run_lines"]
 
@@ -71,6 +71,10 @@ class _Chunk:
             self.verdict = line.reason
 
     @property
+    def complete(self) -> bool:
+        return self.seen >= self.expected
+
+    @property
     def reference(self) -> Reference | None:
         if self.first is None:
             return None
@@ -91,16 +95,22 @@ class Books:
         self._identity: tuple[int, int] = (0, 0)
         self._info: DatasetInfo | None = None
 
-    def load_run(self, run: str) -> None:
-        """Read what the manifests say of `run`; free when it was read before.
+    def has_run(self, run: str) -> bool:
+        """`load_run` was called for `run`."""
+        return run in self._runs
+
+    def load_run(self, run: str, present: Container[str]) -> None:
+        """Read what the manifests say of `run`.
+
+        Of millions of lines only those can still matter whose source is among `present`, and chunks whose ranks have
+        not all been seen.
 
         Raises:
             OSError: the destination cannot be read.
         """
-        if run in self._runs:
-            return
         for line in run_lines(self.paths, run):
-            self._note(line)
+            self._note(line, remember=line.part in present)
+        self._chunks = {key: chunk for key, chunk in self._chunks.items() if not chunk.complete}
         self._runs.add(run)
 
     def known(self, name: PartName) -> Known | None:
@@ -152,14 +162,14 @@ class Books:
             self.close()
             raise
         for line in lines:
-            self._note(line)
+            self._note(line, remember=True)
 
     def forget(self, names: Iterable[PartName]) -> None:
         """Drop the lines of parts whose source is gone."""
         for name in names:
             self._known.pop(str(name), None)
             chunk = self._chunks.get(chunk_key(name))
-            if chunk is not None and chunk.seen >= chunk.expected:
+            if chunk is not None and chunk.complete:
                 del self._chunks[chunk_key(name)]
 
     def close(self) -> None:
@@ -184,10 +194,11 @@ class Books:
         self._log = log
         return log
 
-    def _note(self, line: ManifestLine) -> None:
+    def _note(self, line: ManifestLine, *, remember: bool) -> None:
         if line.part in self._known:
             return  # the first line counts
-        self._known[line.part] = Known(line.status, line.xxh3)
+        if remember:
+            self._known[line.part] = Known(line.status, line.xxh3)
         if line.writers == "all":
             chunk = self._chunks.setdefault(chunk_key(line.name), _Chunk(frozenset(line.expected_ranks)))
             chunk.add(line)

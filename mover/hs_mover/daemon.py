@@ -45,10 +45,7 @@ def run_mover(config: MoverConfig) -> None:
     pace = Pace(config.limit_bytes_per_s)
     stop = threading.Event()
     with ThreadPoolExecutor(config.threads, thread_name_prefix="part") as pool:
-        lanes = [
-            Lane(src, config, destination, pool=pool, pace=pace, budget_share=len(config.sources))
-            for src in config.sources
-        ]
+        lanes = [Lane(src, config, destination, pool=pool, pace=pace) for src in config.sources]
         started: list[Lane] = []
         previous = _on_signals(stop)
         try:
@@ -77,9 +74,10 @@ def run_mover(config: MoverConfig) -> None:
         if lane.error is not None:
             raise lane.error
         _log.info("stopped; %s", lane.summary())
-    unmoved = [lane for lane in lanes if lane.unmoved]
-    if unmoved:
-        raise NotMoved(count=sum(lane.unmoved for lane in unmoved), reason=unmoved[0].gauges.trouble)
+    unmoved = sum(lane.unmoved for lane in lanes)
+    troubles = [lane.gauges.trouble for lane in lanes if lane.gauges.trouble]
+    if config.once and (unmoved or troubles):
+        raise NotMoved(count=unmoved, reason="; ".join(troubles) or "see the lines above")
 
 
 def _wait(lanes: list[Lane], stop: threading.Event) -> None:

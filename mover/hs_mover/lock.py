@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from hs_formats.control import ControlFolder
 from hs_formats.errors import FormatError, PreflightError
 
 __all__ = ["ScratchLock", "ScratchTaken"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class ScratchTaken(PreflightError):
@@ -42,6 +47,22 @@ class ScratchLock:
             who = f" (pid {pid})" if pid else ""
             raise ScratchTaken(who=who, scratch=self._control.scratch) from None
         self._fd = fd
+
+    def ensure(self) -> None:
+        """Take the lock anew where scratch or its control folder was removed or replaced since.
+
+        Raises:
+            ScratchTaken: another mover was faster.
+            FormatError: the folder is not ours to use.
+            OSError: it cannot be made.
+        """
+        if self._fd >= 0:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self._control.mover_lock), os.fstat(self._fd)):
+                    return
+            _log.warning("%s was removed or replaced; making it again", self._control.root)
+            self.release()
+        self.acquire()
 
     def release(self) -> None:
         """Let another mover have it."""

@@ -18,7 +18,8 @@ from hs_formats.stored import codec_of, read_stored
 from hs_mover.books import Books, run_lines
 from hs_mover.checks import PartDigest, read_blocks
 from hs_mover.destination import Destination
-from hs_mover.store import Identity, Outcome, manifest_line, temporary_suffix
+from hs_mover.store import manifest_line, temporary_suffix
+from hs_mover.task import Identity, Outcome
 
 __all__ = ["adoptable", "recover_run", "stored_part", "sweep_unclaimed"]
 

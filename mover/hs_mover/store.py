@@ -11,31 +11,22 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.durable import write_all
 from hs_formats.errors import FormatError
 from hs_formats.hashing import xxh3_hex
 from hs_formats.manifest import ManifestLine, PartStatus
 from hs_formats.names import PartName
 from hs_formats.part import PartInfo, PartMeta, inspect_part
-from hs_formats.stored import Codec, read_stored
+from hs_formats.stored import read_stored
 from hs_mover.checks import BadPart, PartDigest, SourceChanged, read_blocks
-from hs_mover.destination import Destination
+from hs_mover.task import Identity, Known, LeftAlone, Outcome, Reference, SourceError, Task
 
 __all__ = [
-    "Identity",
-    "Known",
-    "LeftAlone",
-    "Outcome",
-    "Reference",
-    "SourceError",
-    "Task",
     "manifest_line",
     "run_task",
     "temporary_suffix",
@@ -43,76 +34,6 @@ __all__ = [
 ]
 
 _FLOATS = ("bfloat16", "float16", "float32")
-
-
-class LeftAlone(Exception):
-    """The name is a part's but the file is not ours to move; the text says why."""
-
-
-class SourceError(Exception):
-    """The source cannot be read just now; the text is the system's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells a file from another one that later takes its name."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> Identity:
-        """From ``stat``."""
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the manifest says of a part already."""
-
-    status: PartStatus
-    xxh3: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The rows of a chunk as the first rank wrote them; `verdict` names an earlier disagreement."""
-
-    rank: int
-    rows_xxh3: str
-    ids_xxh3: str
-    verdict: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A part and everything a worker needs to deal with it. `paths` None: nobody has claimed its run."""
-
-    source: Path
-    name: PartName
-    destination: Destination
-    paths: DatasetPaths | None
-    codec: Codec
-    mover_id: str
-    settled: bool
-    known: Known | None
-    reference: Reference | None
-    expected: DatasetInfo | None
-    pace: Callable[[int], None]
-    find_line: Callable[[PartName], Known | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What is left to do: make `folders` durable, append `line` if there is one, then unlink the source."""
-
-    identity: Identity
-    line: ManifestLine | None
-    folders: tuple[Path, ...] = ()
-    note: str = ""
-    meta: PartMeta | None = field(default=None, repr=False)
 
 
 def temporary_suffix(mover_id: str) -> str:
@@ -139,7 +60,8 @@ def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: s
             for piece in pieces:
                 written += write_all(fd, [piece])
             os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # nobody reads it soon; leave the page cache to others
+            with suppress(OSError):  # nobody reads it soon: leave the page cache to others
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
     except BaseException:
@@ -153,7 +75,6 @@ def run_task(task: Task) -> Outcome:
     """Deal with one part.
 
     Raises:
-        FileNotFoundError: never; a vanished source is a `SourceError`.
         LeftAlone: not a regular file of ours.
         SourceChanged: the file is still being written, or too young to be called bad.
         SourceError: the source cannot be read.
@@ -395,9 +316,10 @@ class _Work:
         return Outcome(
             identity=self.identity,
             line=line if self.task.paths is not None else None,
+            claimed=self.task.paths is not None,
             folders=() if folder is None else (folder,),
             note=reason or status,
-            meta=None if info is None else info.meta,
+            quarantined=status == "quarantined",
         )
 
 

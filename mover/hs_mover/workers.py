@@ -1,0 +1,59 @@
+"""The worker threads as one lane sees them: parts go in with a task, results come out in any order."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hs_mover.backlog import Waiting
+from hs_mover.store import run_task
+from hs_mover.task import Outcome, Task
+
+__all__ = ["Result", "Workers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a part: an outcome or an error."""
+
+    part: Waiting
+    outcome: Outcome | None = None
+    error: Exception | None = None
+
+
+class Workers:
+    """Hands tasks to a shared pool and calls `wake`, from a worker's thread, for each result."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, wake: Callable[[], None]) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._futures: dict[Future[None], Waiting] = {}
+
+    def submit(self, part: Waiting, task: Task) -> None:
+        """Have `task` done."""
+        self._futures[self._pool.submit(self._work, part, task)] = part
+
+    def results(self) -> Iterator[Result]:
+        """What has come in; never waits."""
+        while True:
+            try:
+                yield self._results.get_nowait()
+            except queue.Empty:
+                break
+        self._futures = {future: part for future, part in self._futures.items() if not future.done()}
+
+    def cancel_waiting(self) -> list[Waiting]:
+        """Take back what no thread has begun."""
+        cancelled = [future for future in self._futures if future.cancel()]
+        return [self._futures.pop(future) for future in cancelled]
+
+    def _work(self, part: Waiting, task: Task) -> None:
+        try:
+            result = Result(part, outcome=run_task(task))
+        except Exception as error:  # noqa: BLE001 - looked at in the lane's own thread
+            result = Result(part, error=error)
+        self._results.put(result)
+        self._wake()
