@@ -1,0 +1,125 @@
+"""Admission: may a request be sent now, given what is in scratch and what was promised? Pure logic.
+
+Every byte of a record is in exactly one place: promised, in scratch, or gone. A request is granted when the fill of
+scratch, what all clients have promised and its own bytes stay within the mover's limit. The facts must have been
+gathered in this order, or a part can fall between them: own parts listed, then others' promises read, then the fill
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, MoverState
+from hs_formats.part import PART_OVERHEAD_BYTES
+from hs_formats.tiling import Writers
+
+__all__ = ["CreditView", "Decision", "RecordCost", "decide", "others_promised", "someone_waits"]
+
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCost:
+    """What a record takes in scratch, at most.
+
+    Args:
+        bytes_per_token: of the hidden states of one token, one copy.
+        copies: how often each row is written.
+        ranks: how many ranks write a file for each chunk.
+        chunk_tokens: prefill chunk of the server; 0 or less where prompts are not chunked.
+    """
+
+    bytes_per_token: int
+    copies: int
+    ranks: int
+    chunk_tokens: int
+
+    @classmethod
+    def of(cls, *, writers: Writers, ranks: int, bytes_per_token: int, chunk_tokens: int) -> RecordCost:
+        """From what the marker says."""
+        files = 1 if writers == "first" else ranks
+        return cls(bytes_per_token, ranks if writers == "all" else 1, files, chunk_tokens)
+
+    def parts(self, n: int) -> int:
+        """Bound on the part files of n tokens.
+
+        The first chunk of a prompt takes what is left of a batch, so there is one more than the quotient says.
+        """
+        chunks = 1 if self.chunk_tokens <= 0 else min(n, 1 + -(-n // self.chunk_tokens))
+        return min(chunks * self.ranks, n * self.ranks)
+
+    def record(self, n: int) -> int:
+        """bytes(n): all copies of all parts."""
+        return self.rest(n, seen_rows=0, seen_parts=0)
+
+    def rest(self, n: int, *, seen_rows: int, seen_parts: int) -> int:
+        """What may still come of n tokens when parts of `seen_rows` rows, copies counted, have been seen."""
+        rows = self.copies * n - seen_rows
+        if rows <= 0:
+            return 0
+        parts = max(1, self.parts(n) - seen_parts)
+        return rows * (self.bytes_per_token + _ID_BYTES) + parts * PART_OVERHEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CreditView:
+    """The facts that a grant rests on, all in bytes.
+
+    `own_bytes` is what this client's sent requests may still write, `others_bytes` what the other clients promised.
+    """
+
+    at_s: float
+    mover: MoverState | None
+    used_bytes: int
+    own_bytes: int
+    others_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`lease_bytes` may be spent on requests when `verdict` is ``grant``; else `reason` says what is waited for."""
+
+    verdict: Literal["grant", "wait", "never"]
+    lease_bytes: int = 0
+    reason: str = ""
+
+
+def others_promised(clients: Iterable[ClientState], run: str, at_s: float) -> int:
+    """Bytes promised by all other clients that are alive, or died so recently that their requests may still write."""
+    return sum(
+        client.promised_bytes
+        for client in clients
+        if client.run != run and at_s - client.heartbeat_s < STALE_S + CLIENT_GRACE_S
+    )
+
+
+def someone_waits(clients: Iterable[ClientState], run: str, at_s: float) -> bool:
+    """Another living client waits for credit, so nobody should take more than a request needs."""
+    return any(client.run != run and client.waiting and at_s - client.heartbeat_s < STALE_S for client in clients)
+
+
+def decide(view: CreditView, need_bytes: int, *, block_bytes: int = 0) -> Decision:
+    """Whether a request that may write `need_bytes` can be sent, and how much may be leased along with it.
+
+    At most `block_bytes` are leased, or the need where that is more.
+    """
+    mover = view.mover
+    if mover is None:
+        return Decision("wait", reason="the mover: it has never run here")
+    if not mover.alive(view.at_s):
+        how = "it stops" if mover.state == "stopping" else f"silent for {view.at_s - mover.heartbeat_s:.0f} s"
+        return Decision("wait", reason=f"the mover: {how}")
+    if need_bytes > mover.limit_bytes:
+        return Decision(
+            "never",
+            reason=f"its record needs {need_bytes:,} bytes of scratch, more than the limit of {mover.limit_bytes:,}",
+        )
+    if mover.state != "moving":
+        return Decision("wait", reason=f"the mover, which holds: {mover.reason or 'no reason given'}")
+    room = mover.limit_bytes - view.used_bytes - view.own_bytes - view.others_bytes
+    if need_bytes > room:
+        return Decision("wait", reason="room in scratch")
+    return Decision("grant", lease_bytes=min(room, max(need_bytes, block_bytes)))

@@ -1,0 +1,177 @@
+"""`hs-client`: the command line. Nothing heavy is imported before a command needs it: ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hs_formats.errors import HsError, UsageError
+
+__all__ = ["cli", "main"]
+
+_SCRATCH = click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Dump folder of the server.  [default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs]",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="hs-extract")
+def cli() -> None:
+    """Sends prompts to a capturing SGLang server and sees to it that each gets its verified record.
+
+    Exit codes: 0 all done, 1 finished but some rows failed or were rejected, 2 usage, 3 refused by a check, 4 server
+    lost, 5 storage (scratch, destination, mover), 130 interrupted.
+    """
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option(
+    "--server",
+    metavar="URL",
+    default="http://127.0.0.1:8000",
+    envvar="HS_SERVER",
+    show_default=True,
+    help="The SGLang server.",
+)
+@_SCRATCH
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    default="",
+    help="Folder below the mover's destination.  [default: name of the first FILE]",
+)
+@click.option("--tokenizer", metavar="PATH", default="", help="Tokenizer of the prompts.  [default: the server's]")
+@click.option("--trust-remote-code", is_flag=True, help="Let the tokenizer bring its own code.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 4096),
+    default=64,
+    envvar="HS_CONCURRENCY",
+    show_default=True,
+    help="Requests in flight at most.",
+)
+@click.option(
+    "--part-timeout",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds after an answer in which its part files must have appeared.",
+)
+@click.option(
+    "--mover-timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds without any storage progress after which the run ends with exit code 5.",
+)
+@click.option(
+    "--server-timeout",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds without a sign of the server after which the run ends with exit code 4.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that one answer may take.",
+)
+@click.option(
+    "--max-retries",
+    type=click.IntRange(0, 50),
+    default=2,
+    show_default=True,
+    help="Further attempts of a sample whose record was not right.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Send at most N samples.")
+@click.option("--shard", metavar="I/N", default="0/1", help="Only the samples of shard I (from 0) of N.")
+@click.option(
+    "--progress-interval",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between lines where there is no terminal.",
+)
+@click.option("--dry-run", is_flag=True, help="Check and count, send nothing.")
+def run(
+    files: tuple[Path, ...],
+    server: str,
+    scratch: Path | None,
+    dataset: str,
+    tokenizer: str,
+    trust_remote_code: bool,
+    concurrency: int,
+    part_timeout: float,
+    mover_timeout: float,
+    server_timeout: float,
+    request_timeout: float,
+    max_retries: int,
+    limit: int | None,
+    shard: str,
+    progress_interval: float,
+    dry_run: bool,
+) -> None:
+    """Have the server capture every row of FILE, JSON lines with input_ids, text or messages.
+
+    A repeated command goes on where the last one stopped: what is done is never sent again.
+    """
+    from hs_client.run_command import run_command
+    from hs_client.settings import RunSettings, parse_shard, scratch_from
+
+    settings = RunSettings(
+        files=files,
+        server=server.rstrip("/"),
+        scratch=scratch_from(scratch).absolute(),
+        dataset=dataset,
+        tokenizer=tokenizer,
+        trust_remote_code=trust_remote_code,
+        concurrency=concurrency,
+        part_timeout_s=part_timeout,
+        mover_timeout_s=mover_timeout,
+        server_timeout_s=server_timeout,
+        request_timeout_s=request_timeout,
+        max_retries=max_retries,
+        limit=limit,
+        shard=parse_shard(shard),
+        dry_run=dry_run,
+        progress_interval_s=progress_interval,
+        # For tests alone: shows what happens to a full scratch when nobody keeps within the limit.
+        admission=os.environ.get("HS_TEST_NO_ADMISSION") != "1",
+    )
+    sys.exit(run_command(settings))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        _leave("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except HsError as error:
+        hint = "" if not isinstance(error, UsageError) else " (see --help)"
+        _leave(f"error: {error}{hint}", error.exit_code)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+
+
+def _leave(text: str, code: int) -> None:
+    click.echo(text, err=True)
+    sys.exit(code)

@@ -1,0 +1,146 @@
+"""Keeps this client's promise: leases credit under the lock, publishes what may come, returns what it does not use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from hs_client.admission import CreditView, Decision, decide, others_promised, someone_waits
+from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s
+from hs_formats.errors import FormatError
+from hs_formats.fixed_record import FixedRecord
+
+__all__ = ["CreditKeeper", "used_bytes"]
+
+_BLOCKS_OF_LIMIT = 32
+_MIN_BLOCK_BYTES = 1 << 20
+
+
+def used_bytes(scratch: Path) -> int:
+    """Fill of the file system that scratch lies on, other people's files included."""
+    found = os.statvfs(scratch)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+class CreditKeeper:
+    """Credit of one run.
+
+    Published is always at least `outstanding()` plus the unspent lease. It is raised only under ``credit.lock``;
+    lowering it early harms nobody. One task calls `take`; `publish` may come from another.
+
+    Args:
+        control: of scratch.
+        run: this run's id.
+        outstanding: bytes that the requests sent so far may still write.
+
+    Raises:
+        OSError: scratch has no room for the record.
+    """
+
+    def __init__(self, control: ControlFolder, run: str, *, outstanding: Callable[[], int]) -> None:
+        self._control = control
+        self._run = run
+        self._outstanding = outstanding
+        self._lease_bytes = 0
+        self._spent_since_publish = False
+        self._lock = anyio.Lock()
+        self._record: FixedRecord | None = control.client_record(run)
+        self.waiting = ""
+        self.mover: MoverState | None = None
+        self._record.write(asdict(self._state(0)))
+
+    @property
+    def lease_bytes(self) -> int:
+        """Credit that is published and not yet granted to a request."""
+        return self._lease_bytes
+
+    async def take(self, need_bytes: int) -> Decision:
+        """Try to get `need_bytes`. After ``grant`` the caller must count them as outstanding before its next await.
+
+        Own parts must have been listed just before. After ``wait`` the lease has been given back.
+        """
+        mover = self.mover
+        if need_bytes <= self._lease_bytes and mover is not None and mover.alive(now_s()) and mover.state == "moving":
+            self._spend(need_bytes)
+            return Decision("grant")
+        async with self._lock:
+            own = self._outstanding()
+            decision = await anyio.to_thread.run_sync(self._lease, need_bytes, own)
+            self._lease_bytes = decision.lease_bytes
+            if decision.verdict == "grant":
+                self._spend(need_bytes)
+        return decision
+
+    def _spend(self, need_bytes: int) -> None:
+        self._lease_bytes -= need_bytes
+        self._spent_since_publish = True
+        self.waiting = ""
+
+    def _lease(self, need_bytes: int, own_bytes: int) -> Decision:
+        with self._control.credit():
+            clients = self._control.read_clients()
+            at_s = now_s()
+            mover = self.read_mover()
+            view = CreditView(
+                at_s=at_s,
+                mover=mover,
+                used_bytes=used_bytes(self._control.scratch),  # last: what left the promises is in here
+                own_bytes=own_bytes,
+                others_bytes=others_promised(clients, self._run, at_s),
+            )
+            block = 0
+            if mover is not None and not someone_waits(clients, self._run, at_s):
+                block = max(_MIN_BLOCK_BYTES, mover.limit_bytes // _BLOCKS_OF_LIMIT)
+            decision = decide(view, need_bytes, block_bytes=block)
+            self.waiting = decision.reason if decision.verdict == "wait" else ""
+            self._write(own_bytes + decision.lease_bytes)
+        return decision
+
+    def read_mover(self) -> MoverState | None:
+        """The mover's state, also kept as `mover`; blocking."""
+        with contextlib.suppress(FormatError, OSError):
+            self.mover = self._control.read_mover()
+        return self.mover
+
+    async def publish(self) -> None:
+        """The heartbeat: say what may still come. A lease that nobody spent since the last one is given back."""
+        async with self._lock:
+            if not self._spent_since_publish:
+                self._lease_bytes = 0
+            self._spent_since_publish = False
+            await anyio.to_thread.run_sync(self._write, self._outstanding() + self._lease_bytes)
+
+    def _state(self, promised_bytes: int) -> ClientState:
+        return ClientState(
+            run=self._run,
+            pid=os.getpid(),
+            heartbeat_s=now_s(),
+            promised_bytes=promised_bytes,
+            waiting=self.waiting,
+        )
+
+    def _write(self, promised_bytes: int) -> None:
+        if self._record is not None:
+            self._record.write(asdict(self._state(promised_bytes)))
+
+    def close(self, *, remove: bool) -> None:
+        """Stop publishing. `remove` when nothing more will come of this run's requests; else the promise ages out."""
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+        if remove:
+            self._control.remove_client(self._run)
+
+    def sweep(self) -> None:
+        """Remove the records of clients that died so long ago that their promise counts no more."""
+        with self._control.credit():
+            at_s = now_s()
+            for client in self._control.read_clients():
+                if client.run != self._run and at_s - client.heartbeat_s > 2 * (STALE_S + CLIENT_GRACE_S):
+                    self._control.remove_client(client.run)

@@ -1,0 +1,69 @@
+"""The client's errors: the docstring of each is the template of the line that the user reads."""
+
+from __future__ import annotations
+
+from hs_formats.errors import PreflightError, ServerLost, StorageError, UsageError
+
+__all__ = [
+    "BadPrompts",
+    "DatasetMismatch",
+    "DestinationBroken",
+    "MoverSilent",
+    "NoMover",
+    "NoPlugin",
+    "NoServer",
+    "NoTokenizer",
+    "ServerChanged",
+    "ServerGone",
+    "StorageStuck",
+]
+
+
+class BadPrompts(UsageError):
+    """cannot read {path}: {reason}"""
+
+
+class NoServer(ServerLost):
+    """no server answers at {url} ({reason}): start one with `hs-server launch --model-path MODEL`, or name yours with
+    --server URL"""
+
+
+class ServerGone(ServerLost):
+    """the server at {url} has been lost for {seconds:.0f} s ({reason}); {left} samples are pending: start it again,
+    then repeat this command, which goes on where it stopped"""
+
+
+class NoPlugin(PreflightError):
+    """the server at {url} answers, but no capture of a server on port {port} is armed in {scratch} ({found}): start the
+    server with `hs-server launch`, or name its dump folder with --scratch"""
+
+
+class ServerChanged(PreflightError):
+    """the server at {url} came back with other settings: {differences}; restart it with the settings of the dataset,
+    then repeat this command"""
+
+
+class NoTokenizer(PreflightError):
+    """cannot load the tokenizer {path} ({reason}): name another with --tokenizer PATH, or give rows with input_ids"""
+
+
+class DatasetMismatch(PreflightError):
+    """dataset {path} was made with other settings: {differences}; use --dataset NAME for a new one"""
+
+
+class NoMover(StorageError):
+    """no mover works on {scratch} ({reason}): start `hs-mover --src {scratch} --dst FOLDER`"""
+
+
+class MoverSilent(StorageError):
+    """{reason} for {seconds:.0f} s; {left} samples are pending and their part files are kept in {scratch}: see to
+    `hs-mover --src {scratch} --dst {dst}`, then repeat this command, which goes on where it stopped"""
+
+
+class StorageStuck(StorageError):
+    """nothing was moved, granted or freed for {seconds:.0f} s ({reason}); {left} samples are pending and their part
+    files are kept in {scratch}: make room, then repeat this command, which goes on where it stopped"""
+
+
+class DestinationBroken(StorageError):
+    """cannot write {path} ({reason}): see to the destination, then repeat this command"""

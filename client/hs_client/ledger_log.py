@@ -1,0 +1,100 @@
+"""The run's own ledger, written in groups: all lines that wait share one write and one fdatasync."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from hs_client.errors import DestinationBroken
+from hs_formats.jsonl import AppendLog
+from hs_formats.ledger import LedgerLine
+
+__all__ = ["LedgerLog"]
+
+_RETRY_S = 1.0
+
+
+class _Waiter:
+    __slots__ = ("done", "lines")
+
+    def __init__(self, lines: Sequence[LedgerLine]) -> None:
+        self.lines = lines
+        self.done = anyio.Event()
+
+
+class LedgerLog:
+    """Appends lines durably; `serve` must run as a task meanwhile.
+
+    A destination that is full or away for a while is waited for: `trouble` then says why, and the lines are written
+    when it is back. After `timeout_s` of that it is given up.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        self.path = path
+        self.trouble = ""
+        self._timeout_s = timeout_s
+        self._log: AppendLog | None = None
+        self._inode = 0
+        self._waiting: list[_Waiter] = []
+        self._wake = anyio.Event()
+
+    async def commit(self, *lines: LedgerLine) -> None:
+        """Return once `lines` are on disk."""
+        waiter = _Waiter(lines)
+        self._waiting.append(waiter)
+        self._wake.set()
+        await waiter.done.wait()
+
+    async def serve(self) -> None:
+        """Write what `commit` is given, for ever.
+
+        Raises:
+            DestinationBroken: the file could not be written for too long.
+        """
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            group, self._waiting = self._waiting, []
+            lines = [line for waiter in group for line in waiter.lines]
+            await self._write(lines)
+            for waiter in group:
+                waiter.done.set()
+
+    async def _write(self, lines: Sequence[LedgerLine]) -> None:
+        give_up_s = anyio.current_time() + self._timeout_s
+        while True:
+            try:
+                await anyio.to_thread.run_sync(self.write_now, lines)
+            except OSError as error:
+                self.trouble = f"the ledger {self.path} cannot be written: {error.strerror or error}"
+                if anyio.current_time() >= give_up_s:
+                    raise DestinationBroken(path=self.path, reason=error.strerror or error) from None
+                await anyio.sleep(_RETRY_S)
+            else:
+                self.trouble = ""
+                return
+
+    def write_now(self, lines: Sequence[LedgerLine]) -> None:
+        """Write `lines` durably from the calling thread; not while `serve` runs.
+
+        Raises:
+            OSError: they may be partly written.
+        """
+        # A removed destination would swallow what is appended to the open file.
+        if self._log is not None and (not self.path.exists() or os.stat(self.path).st_ino != self._inode):
+            self.close()
+        if self._log is None:
+            self._log = AppendLog(self.path)
+            self._inode = os.stat(self.path).st_ino
+        self._log.append(lines)
+        self._log.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None

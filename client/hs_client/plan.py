@@ -1,0 +1,136 @@
+"""The first pass over the prompts files: which rows are new, done, doubled or unusable, counted before any is sent.
+
+A table of one digest a sample is kept, so that the second pass knows for every row whether it is the one to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from hs_client.errors import BadPrompts
+from hs_client.history import History
+from hs_client.lines import MAX_LINE_BYTES, read_lines
+from hs_client.rows import Row, RowError, digest, parse_row
+
+__all__ = ["Fate", "Judged", "Plan", "make_plan"]
+
+
+class Fate(Enum):
+    """What is to become of a row."""
+
+    SEND = "send"
+    DONE = "done"
+    IDENTICAL = "identical"
+    REJECTED = "rejected"
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A row of the input with its fate.
+
+    `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
+    `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
+    an earlier run has noted the rejection already.
+    """
+
+    where: str
+    fate: Fate
+    row: Row | None
+    sample_id: str = ""
+    reason: str = ""
+    known: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """Rows of the input by their fate, and the means to go through them again.
+
+    Attributes:
+        files: the inputs, in order.
+        history: what earlier runs left.
+        shard: (i, n): only samples of shard i of n are this run's.
+        first: digest of a sample id → place of the first row that has it, as file index << 40 | line.
+        counts: rows by fate.
+        needs_tokenizer: a row to send is text or messages.
+    """
+
+    files: Sequence[Path]
+    history: History
+    shard: tuple[int, int] = (0, 1)
+    max_line_bytes: int = MAX_LINE_BYTES
+    first: dict[bytes, int] = field(default_factory=dict)
+    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
+    needs_tokenizer: bool = False
+
+    @property
+    def left(self) -> int:
+        """Samples to send."""
+        return self.counts[Fate.SEND]
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files, blank lines not counted."""
+        return sum(self.counts.values())
+
+    def judge_all(self) -> Iterator[Judged]:
+        """Every row of the input with its fate, in order; the first row of a sample id wins.
+
+        Raises:
+            BadPrompts: a file cannot be read.
+        """
+        for index, path in enumerate(self.files):
+            try:
+                for line in read_lines(path, max_bytes=self.max_line_bytes):
+                    where = f"{path}:{line.number}"
+                    if line.data is None:
+                        reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
+                        yield Judged(where, Fate.REJECTED, None, reason=reason)
+                        continue
+                    yield self._judge(where, index << 40 | line.number, line.data)
+            except OSError as error:
+                raise BadPrompts(path=path, reason=error.strerror or error) from None
+
+    def _judge(self, where: str, place: int, line: bytes) -> Judged:
+        try:
+            row = parse_row(line)
+        except RowError as error:
+            return Judged(where, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
+        key = digest(row.sample_id)
+        first = self.first.setdefault(key, place)
+        if first != place:
+            if not row.named:
+                return Judged(where, Fate.IDENTICAL, row)
+            reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
+            return Judged(where, Fate.REJECTED, None, reason=reason)
+        i, n = self.shard
+        if n > 1 and int.from_bytes(key[:8], "big") % n != i:
+            return Judged(where, Fate.ELSEWHERE, row)
+        if key in self.history.done:
+            return Judged(where, Fate.DONE, row)
+        if key in self.history.rejected:
+            reason = self.history.rejected[key]
+            return Judged(where, Fate.REJECTED, None, sample_id=row.sample_id, reason=reason, known=True)
+        return Judged(where, Fate.SEND, row)
+
+    def _where(self, place: int) -> str:
+        return f"{self.files[place >> 40]}:{place & ((1 << 40) - 1)}"
+
+
+def make_plan(
+    files: Sequence[Path], history: History, *, shard: tuple[int, int] = (0, 1), max_line_bytes: int = MAX_LINE_BYTES
+) -> Plan:
+    """Read the files once and count.
+
+    Raises:
+        BadPrompts: a file cannot be read.
+    """
+    plan = Plan(files, history, shard, max_line_bytes)
+    for judged in plan.judge_all():
+        plan.counts[judged.fate] += 1
+        if judged.fate is Fate.SEND and judged.row is not None and judged.row.kind != "input_ids":
+            plan.needs_tokenizer = True
+    return plan

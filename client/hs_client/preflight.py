@@ -1,0 +1,155 @@
+"""Everything that is checked before the first request, each failure one line with its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hs_client._http import RequestError, ServerClient, shared_tls
+from hs_client.errors import DatasetMismatch, DestinationBroken, NoMover, NoPlugin, NoServer
+from hs_client.settings import server_port
+from hs_formats.control import ControlFolder, Marker, MoverState, now_s
+from hs_formats.dataset import DatasetInfo, DatasetPaths
+from hs_formats.errors import FormatError, PreflightError
+
+__all__ = ["Place", "ServerFacts", "check_dataset", "check_mover", "check_server", "find_place", "marker_differences"]
+
+_PREFLIGHT_S = 10.0
+
+_MUST_AGREE = (
+    "config_hash",
+    "num_layers",
+    "boundaries",
+    "dtype",
+    "hidden_size",
+    "writers",
+    "expected_ranks",
+    "bytes_per_token",
+    "chunk_size",
+    "context_length",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Scratch, and the dataset that the mover there stores to."""
+
+    control: ControlFolder
+    mover: MoverState
+    paths: DatasetPaths
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The server's marker and what it says about its tokenizer."""
+
+    url: str
+    port: int
+    marker: Marker
+    ranks: int
+    tokenizer: str
+
+
+def find_place(scratch: Path, dataset: str) -> Place:
+    """Where the records will lie, from the mover's last state; whether it lives is `check_mover`'s question.
+
+    Raises:
+        NoMover: none ever ran on this scratch.
+    """
+    control = ControlFolder(scratch)
+    try:
+        mover = control.read_mover()
+    except (FormatError, OSError) as error:
+        raise NoMover(scratch=scratch, reason=f"its state cannot be read: {error}") from None
+    if mover is None:
+        reason = "none ever did" if scratch.is_dir() else "there is no such folder"
+        raise NoMover(scratch=scratch, reason=reason)
+    return Place(control, mover, DatasetPaths(Path(mover.dst) / dataset))
+
+
+def check_mover(place: Place) -> MoverState:
+    """The mover's present state.
+
+    Raises:
+        NoMover: its heartbeat is stale, or it stops.
+    """
+    scratch = place.control.scratch
+    mover = place.control.read_mover()
+    if mover is None:
+        raise NoMover(scratch=scratch, reason="none ever did")
+    if not mover.alive(now_s()):
+        silent_s = now_s() - mover.heartbeat_s
+        how = "it is stopping" if mover.state == "stopping" else "the last one is silent"
+        raise NoMover(scratch=scratch, reason=f"{how}, last heartbeat {silent_s:.0f} s ago")
+    return mover
+
+
+async def check_server(url: str, control: ControlFolder) -> ServerFacts:
+    """The server answers and its capture is armed in this scratch.
+
+    Raises:
+        NoServer: nobody answers.
+        NoPlugin: a server answers, but no living scheduler process with its port left a marker here.
+        PreflightError: its ranks disagree.
+    """
+    port = server_port(url)
+    client = ServerClient(url, tls=shared_tls(), read_timeout_s=_PREFLIGHT_S)
+    try:
+        info = await client.model_info()
+    except RequestError as error:
+        raise NoServer(url=url, reason=error) from None
+    finally:
+        await client.close()
+    markers = control.live_markers(port=port)
+    if not markers:
+        raise NoPlugin(url=url, port=port, scratch=control.scratch, found=_what_is_there(control))
+    markers.sort(key=lambda marker: (marker.dp_rank, marker.rank))
+    first = markers[0]
+    for other in markers[1:]:
+        differences = marker_differences(first, other)
+        if differences:
+            raise PreflightError(f"ranks of the server at {url} disagree: {'; '.join(differences)}; restart it")
+    tokenizer = first.tokenizer or str(info.get("tokenizer_path") or info.get("model_path") or first.model)
+    return ServerFacts(url, port, first, len(markers), tokenizer)
+
+
+def marker_differences(old: Marker, new: Marker) -> list[str]:
+    """What makes records of two scheduler processes unfit for one run."""
+    return [
+        f"{name}: {getattr(old, name)} and {getattr(new, name)}"
+        for name in _MUST_AGREE
+        if getattr(old, name) != getattr(new, name)
+    ]
+
+
+def _what_is_there(control: ControlFolder) -> str:
+    if not control.root.is_dir():
+        return "there is no such dump folder"
+    markers = control.markers()
+    live = sorted({marker.port for marker, alive in markers if alive})
+    if live:
+        return f"markers there are of port {', '.join(map(str, live))}"
+    return "markers there are of servers that have ended" if markers else "there is no marker"
+
+
+def check_dataset(paths: DatasetPaths, info: DatasetInfo) -> bool:
+    """Create the dataset, or see that it takes records like these. True when it is new.
+
+    Raises:
+        DatasetMismatch: it does not take them.
+        DestinationBroken: the destination cannot be written or what lies there is no dataset.
+    """
+    try:
+        if not paths.root.parent.is_dir():
+            raise DestinationBroken(path=paths.root.parent, reason="the mover's destination is no folder here")
+        paths.create()
+        made = paths.write_info(info)
+        there = paths.read_info()
+    except (OSError, FormatError) as error:
+        raise DestinationBroken(path=paths.root, reason=error) from None
+    if there is None:
+        raise DestinationBroken(path=paths.info, reason="it vanished")
+    differences = there.differences(info)
+    if differences:
+        raise DatasetMismatch(path=paths.root, differences="; ".join(differences))
+    return made

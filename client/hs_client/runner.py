@@ -1,0 +1,458 @@
+"""One run: tokenised samples go through admission to the server, their records are awaited, the ledger is kept.
+
+The tasks and what they wait for: a feeder (tokenizer thread), `concurrency` workers (one connection each; they take the
+next sample under one lock, so that credit is granted in order), the correlator, the ledger, the settler that writes
+outcomes in groups, the gate that pauses a lost server, the heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from hs_client._http import Busy, Lost, Refused, RequestError, ServerClient, Unreachable, shared_tls
+from hs_client.admission import RecordCost
+from hs_client.attempt import Attempt, Phase, Verdict
+from hs_client.correlate import Correlator
+from hs_client.credits import CreditKeeper
+from hs_client.errors import MoverSilent, ServerChanged, ServerGone, StorageStuck
+from hs_client.gate import ServerGate
+from hs_client.ledger_log import LedgerLog
+from hs_client.preflight import Place, ServerFacts, marker_differences
+from hs_client.prepare import Source
+from hs_client.scan import Scanner
+from hs_client.settings import RunSettings
+from hs_client.tally import Tally
+from hs_client.work import Item, WorkQueue
+from hs_formats.control import HEARTBEAT_S, now_s
+from hs_formats.errors import HsError
+from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected
+from hs_formats.names import MAX_ATTEMPT, Rid
+
+__all__ = ["Runner"]
+
+_MAX_LOST = 10
+_FIRST_WAIT_S = 0.02
+_MAX_WAIT_S = 0.5
+_INTERRUPT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    item: Item
+    attempt: Attempt
+    verdict: Verdict
+
+
+class Runner:
+    """Everything that happens between preflight and summary.
+
+    Args:
+        settings: of the run.
+        run: its id.
+        place: scratch and dataset.
+        server: as preflight found it.
+        source: the samples.
+        ledger: of this run, with its first line written.
+        tally: counts; the caller shows them.
+        say: prints a line for the user.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        run: str,
+        place: Place,
+        server: ServerFacts,
+        source: Source,
+        ledger: LedgerLog,
+        tally: Tally,
+        say: Callable[[str], None],
+    ) -> None:
+        marker = server.marker
+        self._settings = settings
+        self._run = run
+        self._place = place
+        self._server = server
+        self._source = source
+        self._ledger = ledger
+        self._tally = tally
+        self._say = say
+        self._cost = RecordCost.of(
+            writers=marker.writers,
+            ranks=len(marker.expected_ranks),
+            bytes_per_token=marker.bytes_per_token,
+            chunk_tokens=marker.chunk_size,
+        )
+        self._queue = WorkQueue(capacity=max(64, 2 * settings.concurrency))
+        self._correlator = Correlator(
+            Scanner(place.control, place.paths, {run}), part_timeout_s=settings.part_timeout_s, settle=self._on_settle
+        )
+        self._gate = ServerGate(
+            server.url, timeout_s=settings.server_timeout_s, probe=self._probe, left=lambda: self.left
+        )
+        self._keeper = CreditKeeper(place.control, run, outstanding=self._correlator.outstanding_bytes)
+        self._admission = anyio.Lock()
+        self._items: dict[str, Item] = {}
+        self._outcomes: list[_Outcome] = []
+        self._outcome_ready = anyio.Event()
+        self._rows = 0
+        self._marker_nonce = marker.nonce
+        self._said = ""
+        self._quiet_since_s = 0.0
+        self._moved_s = 0.0
+        self._heard_s = 0.0
+        self._last_used = -1
+        self._last_mover_s = -1.0
+        self.interrupted = False
+        self._error: HsError | None = None
+        self._scope = anyio.CancelScope()
+
+    @property
+    def left(self) -> int:
+        """Samples that are neither done, failed nor rejected."""
+        t = self._tally
+        return max(0, t.total - t.done - t.failed - t.rejected)
+
+    @property
+    def waiting(self) -> str:
+        """What the run waits for just now; empty while requests flow."""
+        if not self._gate.is_open:
+            return f"the server ({self._gate.reason})"
+        return self._keeper.waiting or self._correlator.trouble or self._ledger.trouble
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return self._correlator.count(Phase.FLYING)
+
+    async def run(self) -> None:
+        """Do it all.
+
+        Raises:
+            HsError: the run could not be finished; what is left stays pending.
+        """
+        self._moved_s = self._heard_s = anyio.current_time()
+        tls = shared_tls()
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    for task in (
+                        self._correlator.serve,
+                        self._ledger.serve,
+                        self._gate.serve,
+                        self._heartbeat,
+                        self._settler,
+                        self._feeder,
+                    ):
+                        group.start_soon(self._guard, task)
+                    for _ in range(self._settings.concurrency):
+                        client = ServerClient(
+                            self._server.url, tls=tls, read_timeout_s=self._settings.request_timeout_s
+                        )
+                        group.start_soon(self._guard, self._worker, client)
+                    await self._queue.wait_finished()
+                    group.cancel_scope.cancel()
+        finally:
+            nothing_to_come = not self._correlator.outstanding_bytes()
+            self._keeper.close(remove=nothing_to_come)
+        if self._error is not None:
+            raise self._error
+
+    async def _guard(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        try:
+            await task(*arguments)
+        except HsError as error:
+            self._error = self._error or error
+            self._scope.cancel()
+
+    async def interrupt(self) -> None:
+        """Grant nothing more, wait a little for what is in flight, then end `run`."""
+        self.interrupted = True
+        self._queue.close()
+        with anyio.move_on_after(_INTERRUPT_S):
+            while self._pending_attempts():
+                await self._correlator.tick()
+                await anyio.sleep(0.05)
+        self.stop()
+
+    def _pending_attempts(self) -> bool:
+        return bool(self._correlator.count(Phase.FLYING) or self._correlator.count(Phase.ANSWERED) or self._outcomes)
+
+    def stop(self) -> None:
+        """End `run` now."""
+        self.interrupted = True
+        self._scope.cancel()
+
+    # -- input
+
+    async def _feeder(self) -> None:
+        while (batch := await anyio.to_thread.run_sync(self._source.next_batch)) is not None:
+            samples, rejected = batch
+            lines: list[LedgerLine] = []
+            for judged in rejected:
+                self._tally.rejected += 1
+                self._tally.problem(f"{judged.where}: rejected: {judged.reason}")
+                if not judged.known:
+                    lines.append(Rejected(sample_id=judged.sample_id, row=judged.where, reason=judged.reason))
+            if lines:
+                await self._ledger.commit(*lines)
+            await self._queue.put(Item(sample, self._next_row()) for sample in samples)
+        self._queue.end_input()
+
+    def _next_row(self) -> int:
+        row = self._rows
+        self._rows += 1
+        return row
+
+    # -- requests
+
+    async def _worker(self, client: ServerClient) -> None:
+        try:
+            while True:
+                async with self._admission:
+                    item = await self._queue.get()
+                    if item is None:
+                        return
+                    attempt = await self._admit(item)
+                if attempt is not None:
+                    await self._send(client, item, attempt)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await client.close()
+
+    async def _admit(self, item: Item) -> Attempt | None:
+        need_bytes = self._cost.record(item.sample.n)
+        pause_s = _FIRST_WAIT_S
+        while not self._queue.closed and not item.settled:
+            await self._gate.wait()
+            if not self._settings.admission:
+                return self._attempt(item)
+            decision = await self._keeper.take(need_bytes)
+            if decision.verdict == "grant":
+                self._moved_s = anyio.current_time()
+                return self._attempt(item)
+            if decision.verdict == "never":
+                await self._give_up(item, "", Verdict("too large", decision.reason))
+                return None
+            self._announce(decision.reason)
+            started_s = anyio.current_time()
+            await anyio.sleep(pause_s)
+            await self._correlator.tick()
+            self._tally.waited_s[decision.reason] += anyio.current_time() - started_s  # type: ignore[assignment]
+            pause_s = min(_MAX_WAIT_S, 1.5 * pause_s)
+        return None
+
+    def _attempt(self, item: Item) -> Attempt:
+        """Register the attempt; no await may lie between its grant and this."""
+        rid = str(Rid(self._run, item.row, item.attempt))
+        item.attempt += 1
+        marker = self._server.marker
+        attempt = Attempt(rid, item.sample, item.tries, self._cost, marker.writers, marker.expected_ranks)
+        self._items[rid] = item
+        if not self._correlator.count(Phase.FLYING):
+            self._heard_s = anyio.current_time()
+        self._correlator.add(attempt)
+        return attempt
+
+    async def _send(self, client: ServerClient, item: Item, attempt: Attempt) -> None:
+        sample = item.sample
+        await self._ledger.commit(
+            Intent(
+                sample_id=sample.sample_id,
+                rid=attempt.rid,
+                n=sample.n,
+                ids_xxh3=sample.ids_hash,
+                mask=sample.spans,
+                row=sample.where,
+            )
+        )
+        self._tally.sent += 1
+        try:
+            answer = await client.generate(attempt.rid, sample.ids)
+        except Refused as error:
+            self._server_spoke()
+            self._correlator.drop(attempt)
+            self._items.pop(attempt.rid, None)
+            await self._give_up(item, attempt.rid, Verdict("refused", f"the server refuses it: {error}"))
+        except (Busy, Unreachable) as error:
+            self._correlator.drop(attempt)
+            self._items.pop(attempt.rid, None)
+            self._gate.failed(str(error))
+            self._announce(f"the server: {error}")
+            await self._ledger.commit(
+                Failed(sample_id=sample.sample_id, rid=attempt.rid, kind="not taken", reason=str(error))
+            )
+            await self._again(item, Verdict("not taken", str(error)))
+        except Lost as error:
+            self._correlator.lost(attempt)
+            self._gate.failed(str(error))
+            self._announce(f"the server: {error}")
+            item.lost += 1
+            verdict = Verdict("lost", f"no answer: {error}")
+            if item.lost > _MAX_LOST:
+                await self._give_up(item, attempt.rid, verdict)
+            else:
+                await self._again(item, verdict)
+        else:
+            self._server_spoke()
+            self._correlator.answered(attempt, answer)
+
+    def _server_spoke(self) -> None:
+        self._gate.ok()
+        self._heard_s = anyio.current_time()
+
+    async def _again(self, item: Item, verdict: Verdict) -> None:
+        if item.settled or self._queue.closed:
+            return
+        if item.attempt > MAX_ATTEMPT:
+            await self._give_up(item, "", verdict)
+            return
+        self._tally.retried += 1
+        self._queue.again(item)
+
+    async def _give_up(self, item: Item, rid: str, verdict: Verdict) -> None:
+        """The sample has failed for this run; the next one tries again."""
+        if item.settled:
+            return
+        sample = item.sample
+        await self._ledger.commit(Failed(sample_id=sample.sample_id, rid=rid, kind=verdict.kind, reason=verdict.reason))
+        self._count_failed(item, verdict)
+
+    def _count_failed(self, item: Item, verdict: Verdict) -> None:
+        self._tally.failed += 1
+        self._tally.problem(f"{item.sample.where}: failed ({verdict.kind}): {verdict.reason}")
+        self._queue.settle(item)
+
+    async def _probe(self) -> None:
+        """The server is there, with the capture settings that this run began with."""
+        client = ServerClient(self._server.url, tls=shared_tls(), read_timeout_s=_INTERRUPT_S)
+        try:
+            await client.model_info()
+        finally:
+            await client.close()
+        markers = await anyio.to_thread.run_sync(lambda: self._place.control.live_markers(port=self._server.port))
+        if not markers:
+            raise RequestError("a server answers, but without an armed capture")
+        for marker in markers:
+            if marker.nonce != self._marker_nonce:
+                differences = marker_differences(self._server.marker, marker)
+                if differences:
+                    raise ServerChanged(url=self._server.url, differences="; ".join(differences))
+
+    # -- outcomes
+
+    def _on_settle(self, attempt: Attempt, verdict: Verdict) -> None:
+        item = self._items.pop(attempt.rid, None)
+        if item is not None:
+            self._outcomes.append(_Outcome(item, attempt, verdict))
+            self._outcome_ready.set()
+
+    async def _settler(self) -> None:
+        while True:
+            await self._outcome_ready.wait()
+            self._outcome_ready = anyio.Event()
+            batch = list(self._outcomes)
+            # A second record of a sample that is done already is an orphan: no line makes it count.
+            lines = [self._line(outcome) for outcome in batch if not (outcome.item.settled and outcome.verdict.done)]
+            await self._ledger.commit(*lines)
+            for outcome in batch:
+                await self._count(outcome)
+            del self._outcomes[: len(batch)]
+
+    def _line(self, outcome: _Outcome) -> LedgerLine:
+        sample, attempt, verdict = outcome.item.sample, outcome.attempt, outcome.verdict
+        if not verdict.done:
+            return Failed(sample_id=sample.sample_id, rid=attempt.rid, kind=verdict.kind, reason=verdict.reason)
+        if attempt.answer is None:
+            return Done(sample_id=sample.sample_id, rid=attempt.rid, adopted=True)
+        return Done(
+            sample_id=sample.sample_id,
+            rid=attempt.rid,
+            finish_reason=attempt.answer.finish_type,
+            prompt_tokens=attempt.answer.prompt_tokens,
+            cached_tokens=attempt.answer.cached_tokens,
+        )
+
+    async def _count(self, outcome: _Outcome) -> None:
+        item, attempt, verdict = outcome.item, outcome.attempt, outcome.verdict
+        if item.settled:
+            return
+        if verdict.done:
+            t = self._tally
+            t.done += 1
+            t.adopted += attempt.answer is None
+            t.tokens += item.sample.n
+            t.trained_tokens += sum(stop - start for start, stop in item.sample.spans)
+            t.raw_bytes += sum(line.raw_bytes for line in attempt.lines.values())
+            t.stored_bytes += sum(line.stored_bytes for line in attempt.lines.values())
+            self._queue.settle(item)
+        elif item.tries < self._settings.max_retries and item.attempt <= MAX_ATTEMPT:
+            item.tries += 1
+            await self._again(item, verdict)
+        else:
+            self._count_failed(item, verdict)
+
+    # -- supervision
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await self._keeper.publish()
+            await anyio.to_thread.run_sync(self._keeper.read_mover)
+            self._watch()
+            await anyio.sleep(HEARTBEAT_S)
+
+    def _watch(self) -> None:
+        at_s = anyio.current_time()
+        if not self.waiting and self._said and at_s - self._quiet_since_s > 5.0:
+            self._said = ""
+        if self.waiting:
+            self._quiet_since_s = at_s
+        self._watch_server(at_s)
+        self._watch_storage(at_s)
+
+    def _watch_server(self, at_s: float) -> None:
+        self._heard_s = max(self._heard_s, self._correlator.last_part_s)
+        silent_s = at_s - self._heard_s
+        if self.in_flight and self._gate.is_open and silent_s > self._settings.server_timeout_s:
+            reason = f"{self.in_flight} requests in flight, and neither an answer nor a part file"
+            raise ServerGone(url=self._server.url, seconds=silent_s, reason=reason, left=self.left)
+
+    def _watch_storage(self, at_s: float) -> None:
+        mover = self._keeper.mover
+        if mover is not None and mover.last_progress_s != self._last_mover_s:
+            self._last_mover_s = mover.last_progress_s
+            self._moved_s = at_s
+        self._moved_s = max(self._moved_s, self._correlator.last_line_s)
+        reason = self._keeper.waiting or self._correlator.trouble
+        if not reason and not self._correlator.waits_for_mover():
+            self._moved_s = at_s
+            return
+        stuck_s = at_s - self._moved_s
+        if stuck_s <= self._settings.mover_timeout_s:
+            return
+        scratch = self._place.control.scratch
+        if mover is None or not mover.alive(now_s()):
+            raise MoverSilent(
+                reason="the mover has been silent", seconds=stuck_s, left=self.left, scratch=scratch, dst=self._dst
+            )
+        if mover.state != "moving":
+            reason = f"the mover holds: {mover.reason}"
+        raise StorageStuck(
+            seconds=stuck_s, reason=reason or "the mover stores nothing", left=self.left, scratch=scratch
+        )
+
+    @property
+    def _dst(self) -> str:
+        return str(self._place.paths.root.parent)
+
+    def _announce(self, reason: str) -> None:
+        """Say once per change what the run waits for."""
+        self._quiet_since_s = anyio.current_time()
+        if reason != self._said:
+            self._said = reason
+            self._say(f"waiting for {reason}")

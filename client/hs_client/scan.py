@@ -1,0 +1,97 @@
+"""One look at the world: parts in scratch, new manifest lines, new failures. Blocking; runs in a thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hs_formats.control import ControlFolder
+from hs_formats.dataset import DatasetPaths
+from hs_formats.errors import FormatError
+from hs_formats.failure_ring import Failure, FailureReader
+from hs_formats.jsonl import TailReader
+from hs_formats.manifest import ManifestLine
+from hs_formats.names import PartName
+
+__all__ = ["Look", "Scanner", "parts_of_runs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look found; scratch was listed before the manifest was read, so a part on its way is in one of both."""
+
+    parts: dict[str, list[PartName]] = field(default_factory=dict)
+    lines: list[ManifestLine] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def parts_of_runs(scratch: Path, runs: Collection[str]) -> dict[str, list[PartName]]:
+    """The ready parts of `runs` in scratch, by rid.
+
+    Raises:
+        OSError: scratch is gone.
+    """
+    prefixes = tuple(f"hs-{run}-" for run in runs)
+    found: dict[str, list[PartName]] = {}
+    with os.scandir(scratch) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefixes):
+                part = PartName.try_parse(entry.name)
+                if part is not None:
+                    found.setdefault(entry.name[:23], []).append(part)
+    return found
+
+
+class Scanner:
+    """Follows scratch, manifests and failure rings for the parts of some runs.
+
+    Every manifest line of these runs is reported once per manifest file that holds it.
+    """
+
+    def __init__(self, control: ControlFolder, paths: DatasetPaths, runs: Collection[str]) -> None:
+        self._control = control
+        self._folder = paths.manifest
+        self._runs = frozenset(runs)
+        self._tails: dict[str, TailReader[ManifestLine]] = {}
+        self._rings: dict[Path, FailureReader] = {}
+        self._keep = _mentions(self._runs)
+
+    def look(self) -> Look:
+        """Look once.
+
+        Raises:
+            OSError: scratch is gone, or a manifest cannot be read.
+        """
+        parts = parts_of_runs(self._control.scratch, self._runs)
+        return Look(parts, self._lines(), self._failures())
+
+    def _lines(self) -> list[ManifestLine]:
+        found: list[ManifestLine] = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            tail = self._tails.get(path.name)
+            if tail is None:
+                tail = self._tails[path.name] = TailReader(path, ManifestLine, keep=self._keep)
+            for line in tail.poll():
+                part = PartName.try_parse(line.part)
+                if part is not None and part.rid.run in self._runs:
+                    found.append(line)
+        return found
+
+    def _failures(self) -> list[Failure]:
+        found: list[Failure] = []
+        for path in self._control.failure_paths():
+            ring = self._rings.get(path)
+            if ring is None:
+                ring = self._rings[path] = FailureReader(path)
+            try:
+                found.extend(failure for failure in ring.poll() if failure.rid[3:11] in self._runs)
+            except (FormatError, OSError):
+                continue  # being created or removed; the next look sees it
+        return found
+
+
+def _mentions(runs: Collection[str]) -> Callable[[bytes], bool]:
+    needles = [f"hs-{run}-".encode() for run in runs]
+    return lambda line: any(needle in line for needle in needles)

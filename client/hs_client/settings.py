@@ -1,0 +1,99 @@
+"""What one `hs-client run` was told, and where it looks when it was told nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hs_formats.dataset import check_dataset_name
+from hs_formats.errors import FormatError, UsageError
+
+__all__ = [
+    "DEFAULT_SCRATCH",
+    "DEFAULT_SERVER",
+    "RunSettings",
+    "dataset_name",
+    "parse_shard",
+    "scratch_from",
+    "server_port",
+]
+
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+DEFAULT_SCRATCH = Path("/dev/shm/sglang_hs")  # noqa: S108 - the tmpfs that the whole tool is about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of one run. Time-outs are in seconds.
+
+    `part_timeout_s`: how long after an answer its parts may be missing. `mover_timeout_s`: how long nothing may move.
+    `server_timeout_s`: how long the server may be lost. `max_retries`: attempts after the first that a sample gets.
+    """
+
+    files: Sequence[Path]
+    server: str = DEFAULT_SERVER
+    scratch: Path = DEFAULT_SCRATCH
+    dataset: str = ""
+    tokenizer: str = ""
+    trust_remote_code: bool = False
+    concurrency: int = 64
+    part_timeout_s: float = 60.0
+    mover_timeout_s: float = 600.0
+    server_timeout_s: float = 180.0
+    request_timeout_s: float = 600.0
+    max_retries: int = 2
+    limit: int | None = None
+    shard: tuple[int, int] = (0, 1)
+    dry_run: bool = False
+    progress_interval_s: float = 10.0
+    admission: bool = True
+
+
+def scratch_from(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """``--scratch``, else ``$SGLANG_HS_DUMP_DIR``, else the default."""
+    return given or Path(environment.get("SGLANG_HS_DUMP_DIR") or DEFAULT_SCRATCH)
+
+
+def dataset_name(given: str, files: Sequence[Path]) -> str:
+    """Name of the dataset: as given, else that of the first prompts file.
+
+    Raises:
+        UsageError: it cannot be a folder's name.
+    """
+    name = given or files[0].name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    try:
+        return check_dataset_name(name)
+    except FormatError as error:
+        raise UsageError(f"{error}; name it with --dataset") from None
+
+
+def server_port(url: str) -> int:
+    """The port of the server's URL.
+
+    Raises:
+        UsageError: the URL is none.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"--server {url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--server {url}: give a URL such as {DEFAULT_SERVER}")
+    return port or {"http": 80, "https": 443}[parts.scheme]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``i/n`` as (i, n), with 0 <= i < n.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text, re.ASCII)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UsageError(f"--shard {text}: give i/n with i from 0 to n-1, such as 0/4")
+    return int(match[1]), int(match[2])
