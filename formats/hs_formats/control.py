@@ -31,6 +31,7 @@ __all__ = [
     "CONTROL_FOLDER",
     "HEARTBEAT_S",
     "STALE_S",
+    "CaptureStatistics",
     "ClientState",
     "ControlFolder",
     "HeldMarker",
@@ -95,6 +96,30 @@ class Marker:
     def copies(self) -> int:
         """How often each row is written to scratch."""
         return len(self.expected_ranks) if self.writers == "all" else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStatistics:
+    """``capture-<pid>-r<rank>.json``: what the capture of one scheduler process has done since its start.
+
+    `forwards` are prefill passes with rows of ours, `graph_replays` those of them that SGLang replayed from a CUDA
+    graph; `failed` counts the requests given up. `ring_waits` and `ring_waited_s` are the scheduler's waits for room
+    in the ring. Times are CLOCK_BOOTTIME seconds.
+    """
+
+    pid: int
+    rank: int
+    nonce: str
+    at_s: float
+    forwards: int
+    graph_replays: int
+    rows: int
+    files: int
+    bytes_written: int
+    failed: int
+    ring_bytes: int
+    ring_waits: int
+    ring_waited_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +268,20 @@ class ControlFolder:
     def live_markers(self, *, port: int | None = None) -> list[Marker]:
         """Markers of living scheduler processes, of the server on `port` if given."""
         return [marker for marker, alive in self.markers() if alive and port in (None, marker.port)]
+
+    def statistics_path(self, pid: int, rank: int) -> Path:
+        """The counters of one scheduler process."""
+        return self.root / f"capture-{pid}-r{rank}.json"
+
+    def read_statistics(self, pid: int, rank: int) -> CaptureStatistics | None:
+        """The counters of one scheduler process, at most about a second old; None where there are none yet.
+
+        Raises:
+            FormatError: the record is of another version.
+            OSError: the file is there and cannot be read.
+        """
+        record = read_record(self.statistics_path(pid, rank))
+        return None if record is None else parse_struct(CaptureStatistics, record)
 
     # -- mover
 

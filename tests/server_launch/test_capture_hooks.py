@@ -33,7 +33,7 @@ class Session:
     def observe(self, last: Any, aux: Any) -> None:
         self.calls.append(f"observe {last} {aux}")
 
-    def finish(self) -> None:
+    def finish(self, *, graph_replay: bool = False) -> None:
         self.calls.append("finish")
         self.armed = False
 

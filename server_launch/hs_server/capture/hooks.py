@@ -69,7 +69,7 @@ class Hooks:
         except BaseException as error:
             session.abandon(error)
             raise
-        session.finish()
+        session.finish(graph_replay=bool(getattr(result, "can_run_cuda_graph", False)))
         return result
 
     def around_logits(

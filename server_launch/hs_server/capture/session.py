@@ -82,12 +82,17 @@ class CaptureSession:
         template: meta shared by all parts of this process; the rid and the rows are filled in.
         copy_path: takes the rows.
         failed: takes the rids that could not be captured.
+
+    `forwards`, `graph_replays` and `rows` count finished forward passes with rows of ours, see `CaptureStatistics`.
     """
 
     def __init__(self, template: PartMeta, copy_path: CopyPath, failed: FailedRids) -> None:
         self._template = template
         self._copy_path = copy_path
         self._failed = failed
+        self.forwards = 0
+        self.graph_replays = 0
+        self.rows = 0
         self._planned: list[Piece] = []
         self._states: tuple[torch.Tensor, Any] | None = None
 
@@ -115,9 +120,11 @@ class CaptureSession:
         """Keep what the model hands to its logits processor in the armed forward pass."""
         self._states = (last, aux)
 
-    def finish(self) -> None:
+    def finish(self, *, graph_replay: bool = False) -> None:
         """Copy the planned rows out, right behind the forward pass on its own stream. Never raises."""
         planned, states = self._planned, self._states
+        self.forwards += 1
+        self.graph_replays += graph_replay
         self.disarm()
         try:
             if states is None:
@@ -131,6 +138,7 @@ class CaptureSession:
             if slots[0].shape[0] < needed:
                 raise ValueError(f"the states have {slots[0].shape[0]} rows, the batch needs {needed}")
             self._copy_path.submit(planned, slots)
+            self.rows += sum(item.rows.stop - item.rows.start for item in planned)
         except Exception as error:  # noqa: BLE001  # serving goes on whatever happens here
             for item in planned:
                 self._failed.add(item.meta.rid, f"not captured: {error}")

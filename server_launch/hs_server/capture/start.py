@@ -16,7 +16,7 @@ from typing import Any
 
 from hs_formats.boundaries import boundary_table, resolve_boundaries
 from hs_formats.container import DTYPES
-from hs_formats.control import ControlFolder, HeldMarker, Marker
+from hs_formats.control import CaptureStatistics, ControlFolder, HeldMarker, Marker, now_s
 from hs_formats.errors import FormatError
 from hs_formats.failure_ring import FailureRing
 from hs_formats.names import MAX_RANK
@@ -30,6 +30,7 @@ from hs_server.capture.guards import check_settings
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
+from hs_server.capture.statistics import StatisticsPublisher
 from hs_server.capture.writer import FailedRids, PartWriter
 
 __all__ = ["config_hash", "start_capture"]
@@ -72,10 +73,44 @@ def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
     writer = PartWriter(settings.dump_dir, failed, threads=_WRITER_THREADS)
     copy_path = _make_copy_path(runner, settings, meta, writer, failed)
     session = CaptureSession(meta, copy_path, failed)
+    try:
+        _publish_statistics(control, marker, session, copy_path, writer, failed)
+    except OSError as error:
+        raise CaptureRefused(f"scratch {settings.dump_dir} cannot be used: {error}") from error
     _held.append(control.hold_marker(marker))
     for line in table if meta.tp_rank == 0 else ():
         logger.info("hs-extract: %s", line)
     return session
+
+
+def _publish_statistics(
+    control: ControlFolder,
+    marker: Marker,
+    session: CaptureSession,
+    copy_path: CopyPath,
+    writer: PartWriter,
+    failed: FailedRids,
+) -> None:
+    ring = copy_path.ring
+
+    def read() -> CaptureStatistics:
+        return CaptureStatistics(
+            pid=marker.pid,
+            rank=marker.rank,
+            nonce=marker.nonce,
+            at_s=now_s(),
+            forwards=session.forwards,
+            graph_replays=session.graph_replays,
+            rows=session.rows,
+            files=writer.files,
+            bytes_written=writer.bytes_written,
+            failed=failed.count,
+            ring_bytes=ring.bytes,
+            ring_waits=ring.waits,
+            ring_waited_s=ring.waited_s,
+        )
+
+    StatisticsPublisher(control.statistics_path(marker.pid, marker.rank), read)
 
 
 def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker, list[str]]:

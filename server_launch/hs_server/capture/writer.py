@@ -70,6 +70,11 @@ class FailedRids:
         self._rids: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def count(self) -> int:
+        """Requests given up so far."""
+        return self._ring.count
+
     def __contains__(self, rid: str) -> bool:
         with self._lock:
             return rid in self._rids
