@@ -1,7 +1,12 @@
-"""What every test needs: transformers must be importable beside a CPU build of torch."""
+"""What every test needs: transformers must be importable beside a CPU build of torch, and a busy machine may be slow."""
 
 from __future__ import annotations
+
+from hypothesis import settings
 
 from hs_server.cpu_profile import torchvision_schemas
 
 torchvision_schemas.install()
+
+settings.register_profile("hs", deadline=None)
+settings.load_profile("hs")

@@ -160,7 +160,7 @@ class _Emitter:
         self.out += b"tQ"
         self.integer(0)
         self.integers(spec.shape)
-        self.integers([math.prod(spec.shape[i + 1 :]) for i in range(len(spec.shape))])
+        self.integers([math.prod(max(size, 1) for size in spec.shape[i + 1 :]) for i in range(len(spec.shape))])
         self.out += b"\x89"
         self.name("collections", "OrderedDict")
         self.out += b")RtR"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings, strategies as st
+
+from hs_formats.errors import FormatError
+from hs_formats.stored import CODECS, codec_of, read_stored
+from hs_formats.zstd import compress_blocks, decompress
+
+CONTENT = b"".join(struct.pack("<II", value, value % 7) for value in range(4000))
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
+
+
+def _compress(data: bytes, block: int = 1000) -> bytes:
+    return b"".join(compress_blocks([data[at : at + block] for at in range(0, len(data), block)], len(data)))
+
+
+STORED = _compress(CONTENT)
+
+
+@given(st.binary(max_size=3000), st.integers(1, 999))
+def test_round_trip_in_any_blocks(data: bytes, block: int) -> None:
+    stored = _compress(data, block)
+    assert decompress(stored) == data
+    assert decompress(memoryview(stored)) == data
+    assert zstandard.ZstdDecompressor().decompress(stored) == data
+    parameters = zstandard.get_frame_parameters(stored)
+    assert parameters.content_size == len(data)
+    assert parameters.has_checksum
+
+
+def test_the_command_line_tool_agrees(tmp_path: Path) -> None:
+    if shutil.which("zstd") is None:
+        pytest.skip("no zstd command here")
+    for name, content in (("full", CONTENT), ("empty", b"")):
+        path = tmp_path / f"{name}.pt.zst"
+        path.write_bytes(_compress(content))
+        subprocess.run(["zstd", "-q", "-t", str(path)], check=True)
+        subprocess.run(["zstd", "-q", "-d", str(path), "-o", str(tmp_path / name)], check=True)
+        assert (tmp_path / name).read_bytes() == content
+        subprocess.run(["zstd", "-q", "-f", str(tmp_path / name), "-o", str(path)], check=True)
+        assert read_stored(path) == content
+
+
+def test_cut_frames() -> None:
+    for size in range(len(STORED)):
+        with pytest.raises(FormatError):
+            decompress(STORED[:size])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "not a zstd frame"),
+        (SKIPPABLE, "not a zstd frame"),
+        (SKIPPABLE + STORED, "not a zstd frame"),
+        (STORED + b"\0", "1 bytes follow"),
+        (STORED + SKIPPABLE, "12 bytes follow"),
+        (STORED + STORED, "bytes follow"),
+        (STORED[:4], "not a whole"),
+        (zstandard.ZstdCompressor(write_checksum=False).compress(CONTENT), "no checksum"),
+        (zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress(CONTENT), "its size"),
+        (b"\x28\xb5\x2f\xfd" + b"\xff" * 30, "not a whole|zstd"),
+    ],
+)
+def test_other_than_one_whole_frame(data: bytes, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        decompress(data)
+
+
+def test_a_flipped_bit_anywhere_is_found() -> None:
+    stored = _compress(CONTENT[:600])
+    for at in range(len(stored)):
+        for bit in range(8):
+            damaged = bytearray(stored)
+            damaged[at] ^= 1 << bit
+            try:
+                assert decompress(bytes(damaged)) == CONTENT[:600]  # a reserved bit at most
+            except FormatError:
+                continue
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100), st.booleans())
+def test_noise(data: bytes, framed: bool) -> None:
+    with pytest.raises(FormatError):
+        decompress((zstandard.FRAME_HEADER if framed else b"") + data[:8])
+
+
+@pytest.mark.parametrize("size", [0, 99, 101])
+def test_the_announced_size_must_come(size: int) -> None:
+    with pytest.raises(FormatError, match="announced"):
+        list(compress_blocks([b"x" * 60, b"x" * 40], size))
+
+
+def test_many_threads_at_once() -> None:
+    contents = [os.urandom(3000) * 30 for _ in range(8)]
+    results: dict[int, bool] = {}
+
+    def work(number: int) -> None:
+        results[number] = all(decompress(_compress(contents[number], 5000)) == contents[number] for _ in range(20))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(8), True)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_gives_the_bytes_back_and_is_known_by_its_suffix(tmp_path: Path, name: str) -> None:
+    codec = CODECS[name]
+    path = tmp_path / f"x{codec.suffix}"
+    path.write_bytes(b"".join(codec.encode([CONTENT[:100], memoryview(CONTENT)[100:]], len(CONTENT))))
+    assert codec_of(path.name) is codec
+    assert read_stored(path) == CONTENT
+
+
+def test_damage_is_reported_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt.zst"
+    path.write_bytes(STORED[:-3])
+    with pytest.raises(FormatError, match=str(path)):
+        read_stored(path)
+    with pytest.raises(FormatError, match="suffix of no codec"):
+        codec_of("x.pt.gz")
+    with pytest.raises(FileNotFoundError):
+        read_stored(tmp_path / "gone.pt")
