@@ -1,0 +1,40 @@
+"""Servers shared between the end-to-end tests: a start costs half a minute on two cores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chain import Server, ServerFactory, launch_server
+from small_tmpfs import small_tmpfs
+from tiny_models import tiny_model
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]:
+    """`servers(model, *options, sglang=...)`: a server of these settings on its own tmpfs, started once a session."""
+    with contextlib.ExitStack() as stack:
+        running: dict[object, Server] = {}
+
+        def get(model: str, *options: str, sglang: tuple[str, ...] = ("--chunked-prefill-size", "16")) -> Server:
+            key = (model, options, sglang)
+            if key not in running:
+                work = tmp_path_factory.mktemp("server")
+                scratch = stack.enter_context(small_tmpfs(work / "scratch", options="size=256m,mode=0700"))
+                server, _ = launch_server(tiny_model(model), scratch, work, options=options, sglang=sglang)
+                stack.callback(server.stop)
+                running[key] = server
+            return running[key]
+
+        yield get
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> Path:
+    """An empty destination folder."""
+    folder = tmp_path / "dst"
+    folder.mkdir()
+    return folder
