@@ -1,4 +1,4 @@
-"""What every test needs: transformers must be importable beside a CPU build of torch, and a busy machine may be slow."""
+"""What every test needs: transformers importable beside a CPU build of torch, no deadlines on a busy machine."""
 
 from __future__ import annotations
 

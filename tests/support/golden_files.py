@@ -1,0 +1,198 @@
+"""The content of `tests/golden`: one small file of every format on disk, written by the current writers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from hs_formats.control import ClientState, ControlFolder, Marker, MoverState, RunState
+from hs_formats.dataset import DatasetInfo, DatasetPaths
+from hs_formats.failure_ring import FailureRing
+from hs_formats.fixed_record import FixedRecord
+from hs_formats.hashing import ids_xxh3, xxh3_hex
+from hs_formats.jsonl import AppendLog
+from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, RunStarted
+from hs_formats.manifest import ManifestLine
+from hs_formats.names import PartName, Rid
+from hs_formats.zstd import compress_blocks
+from part_factory import part_bytes
+
+__all__ = [
+    "CLIENT",
+    "GOLDEN",
+    "IDS",
+    "INFO",
+    "LEDGER",
+    "MANIFEST",
+    "MARKER",
+    "MOVER",
+    "NAME",
+    "RUN",
+    "STATES",
+    "build",
+]
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+RUN_ID = "0000abcd"
+NAME = PartName(Rid(RUN_ID, 1, 0), 2, 5, 5, 0)
+IDS = [11, 12, 151_643]
+# Exact in bfloat16, with the signs of zero, a subnormal and something beyond float16's range.
+STATES = torch.tensor([[[1.0, -2.5], [0.0, -0.0], [70144.0, 2.0**-130]]] * 3).to(torch.bfloat16)
+
+MARKER = Marker(
+    nonce="0123456789abcdef",
+    pid=4242,
+    rank=0,
+    tp_size=2,
+    dp_rank=0,
+    dp_size=1,
+    attn_tp_rank=0,
+    attn_tp_size=2,
+    writers="all",
+    expected_ranks=[0, 1],
+    host="127.0.0.1",
+    port=8000,
+    model="/models/tiny",
+    tokenizer="/models/tiny",
+    config_hash="c0ffee",
+    num_layers=8,
+    boundaries=[2, 4],
+    dtype="bfloat16",
+    hidden_size=2,
+    bytes_per_token=20,
+    context_length=2048,
+    chunk_size=16,
+    sglang_version="0.5.20",
+    hs_version="0.1.0",
+    capture_mode="plugin",
+    settings={"disable_radix_cache": True},
+)
+MOVER = MoverState(
+    pid=77,
+    mover_id="host-dev-shm-sglang_hs",
+    state="holding",
+    reason="destination full",
+    dst="/data",
+    heartbeat_s=1234.5,
+    last_progress_s=1230.25,
+    capacity_bytes=1 << 30,
+    reserve_bytes=1 << 20,
+    used_bytes=5 << 20,
+    limit_bytes=800 << 20,
+    low_bytes=600 << 20,
+    backlog_parts=3,
+    backlog_bytes=3000,
+    in_bytes_per_s=1.5,
+    out_bytes_per_s=0.0,
+    codec="zstd",
+    high=0.8,
+    low=0.6,
+)
+CLIENT = ClientState(run=RUN_ID, pid=78, heartbeat_s=1234.0, promised_bytes=1 << 33, waiting="for the mover")
+RUN = RunState(run=RUN_ID, dataset="prompts", pid=78)
+INFO = DatasetInfo(
+    model="/models/tiny",
+    config_hash="c0ffee",
+    num_layers=8,
+    boundaries=[2, 4],
+    dtype="bfloat16",
+    hidden_size=2,
+    tokenizer="/models/tiny",
+    tokenizer_hash="beef",
+    template_hash="feed",
+    capture={"writers": "first", "capture_mode": "plugin"},
+)
+_PART = part_bytes(NAME, IDS, STATES, boundaries=INFO.boundaries)
+_STORED = b"".join(compress_blocks([_PART], len(_PART)))
+_BEFORE = PartName(NAME.rid, 0, 2, 5, 0)
+MANIFEST = [
+    ManifestLine(
+        part=str(NAME),
+        status="stored",
+        path=DatasetPaths(Path()).stored_name(NAME, ".pt.zst"),
+        raw_bytes=len(_PART),
+        stored_bytes=len(_STORED),
+        codec="zstd",
+        xxh3=xxh3_hex([_PART]),
+        rows_xxh3="00112233445566778899aabbccddeeff",
+        ids_xxh3=ids_xxh3(IDS),
+        expected_ranks=[0],
+        stored_at="2026-01-02T03:04:05Z",
+    ),
+    ManifestLine(
+        part=str(_BEFORE),
+        status="quarantined",
+        path=f"quarantine/{_BEFORE}",
+        raw_bytes=100,
+        stored_bytes=100,
+        codec="none",
+        expected_ranks=[0],
+        reason="the zip directory is damaged",
+    ),
+    ManifestLine(
+        part=str(PartName(Rid(RUN_ID, 2, 0), 0, 5, 5, 1)),
+        status="equal",
+        path="",
+        raw_bytes=100,
+        stored_bytes=0,
+        codec="",
+        xxh3="ff" * 16,
+        rows_xxh3="ee" * 16,
+        ids_xxh3="dd" * 16,
+        writers="all",
+        expected_ranks=[0, 1],
+        flags=["constant"],
+    ),
+]
+LEDGER: list[LedgerLine] = [
+    RunStarted(
+        run=RUN_ID,
+        started_at="2026-01-02T03:04:05Z",
+        inputs=["prompts.jsonl"],
+        servers=["http://127.0.0.1:8000"],
+        version="0.1.0",
+    ),
+    Intent(sample_id="chat-1", rid=str(NAME.rid), n=5, ids_xxh3="aa" * 16, mask=[(1, 3), (4, 5)], row="p.jsonl:2"),
+    Done(sample_id="chat-1", rid=str(NAME.rid), finish_reason="length", prompt_tokens=5, cached_tokens=0),
+    Done(sample_id="chat-2", rid="hs-0000abcc-00000002-01", adopted=True),
+    Failed(sample_id="chat-3", rid="hs-0000abcd-00000003-00", kind="silent", reason="hook silent"),
+    Rejected(sample_id="", row="p.jsonl:9", reason="not JSON"),
+]
+
+
+def build() -> Mapping[str, bytes]:
+    """File name → content."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder))
+        files = {path.name: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return files | {str(NAME): _PART, f"{NAME}.zst": _STORED}
+
+
+def _write(folder: Path) -> None:
+    control = ControlFolder(folder / "scratch")
+    control.create()
+    control.hold_marker(MARKER).release()
+    with FixedRecord(control.mover_file) as mover:
+        mover.write(asdict(MOVER) | {"state": "moving", "reason": ""})
+        mover.write(asdict(MOVER))
+    with FixedRecord(folder / "client.json") as client:
+        client.write(asdict(CLIENT))
+    control.register_run(RUN)
+    control._run_file(control.runs, RUN.run).rename(folder / "run.json")
+    with mock.patch.object(os, "urandom", bytes):
+        ring = FailureRing(control.failure_path(4242, 0), slots=3)
+    for number in range(5):
+        ring.record(f"hs-0000abcd-{number:08d}-00", "no space left on device")
+    ring.close()
+    DatasetPaths(folder).write_info(INFO)
+    with AppendLog(folder / "manifest.jsonl") as manifest:
+        manifest.append(MANIFEST)
+    with AppendLog(folder / "ledger.jsonl") as ledger:
+        ledger.append(LEDGER)
