@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from hs_client.admission import CreditView, Decision, decide, others_promised, someone_waits
+from hs_client.claim import hold_claim
 from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s
 from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
@@ -54,6 +55,7 @@ class CreditKeeper:
         self.waiting = ""
         self.mover: MoverState | None = None
         self._record.write(asdict(self._state(0)))
+        self._claim = hold_claim(control, run)
 
     @property
     def lease_bytes(self) -> int:
@@ -134,6 +136,7 @@ class CreditKeeper:
         if self._record is not None:
             self._record.close()
             self._record = None
+            os.close(self._claim)
         if remove:
             self._control.remove_client(self._run)
 

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from hs_client.adopt import find_complete, wait_drained
+from hs_client.claim import live_runs
 from hs_client.errors import BadPrompts, DestinationBroken, NoMover
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
@@ -27,7 +28,7 @@ from hs_client.runner import Runner
 from hs_client.settings import RunSettings, dataset_name
 from hs_client.tally import Tally, show_bytes
 from hs_client.tokenizing import load_tokenizer
-from hs_formats.control import STALE_S, ControlFolder, RunState, now_s
+from hs_formats.control import ControlFolder, RunState
 from hs_formats.errors import FormatError, HsError, StorageError
 from hs_formats.ledger import RunStarted
 from hs_formats.names import CANARY_RUN
@@ -87,14 +88,9 @@ def _look_around(settings: RunSettings, dataset: str) -> tuple[Place | None, Ser
 
 def _history(place: Place) -> History:
     try:
-        return read_history(place.paths, live_runs=_live_runs(place.control))
+        return read_history(place.paths, live_runs=live_runs(place.control))
     except OSError as error:
         raise DestinationBroken(path=place.paths.ledger, reason=error.strerror or error) from None
-
-
-def _live_runs(control: ControlFolder) -> set[str]:
-    at_s = now_s()
-    return {client.run for client in control.read_clients() if at_s - client.heartbeat_s < STALE_S}
 
 
 def _facts(progress: Progress, settings: RunSettings, *, place: Place, server: ServerFacts | None, plan: Plan) -> None:
