@@ -76,6 +76,7 @@ def _codecs() -> list[str]:
     "--src",
     "sources",
     multiple=True,
+    envvar="HS_MOVER_SRC",
     type=click.Path(path_type=Path, file_okay=False),
     help="Scratch: the tmpfs folder that the server dumps to. Made when missing. May be given several times.",
 )
@@ -157,6 +158,7 @@ def _cli(
 @click.option(
     "--src",
     required=True,
+    envvar="HS_MOVER_SRC",
     type=click.Path(path_type=Path, file_okay=False),
     help="Scratch: the tmpfs folder whose mover is meant.",
 )

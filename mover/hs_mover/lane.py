@@ -160,8 +160,10 @@ class Lane:
             if self._recovered():
                 self._dispatch()
             self._publish()
-            if self._config.once and self._drained(fresh=fresh):
-                return
+            if self._config.once:
+                if self._drained(fresh=fresh):
+                    return
+                self._dirty |= not len(self._backlog)  # one more look, at once
 
     def _pause_s(self) -> float:
         due = self._earliest_scan_s() if self._dirty else self._scanned_at_s + SCAN_S
@@ -256,7 +258,7 @@ class Lane:
             while self._unrecovered and not self._stop.is_set():
                 books = self._loaded_books(self._unrecovered[-1])
                 if books is not None:
-                    recover_run(books, self._unrecovered[-1], self.mover_id)
+                    recover_run(books, self._unrecovered[-1], self.mover_id, wait=self._stop.wait)
                 self._unrecovered.pop()
         except SourceError as error:
             _log.warning("cannot read %s", error)

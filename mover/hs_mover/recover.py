@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,10 +26,13 @@ __all__ = ["adoptable", "recover_run", "stored_part", "sweep_unclaimed"]
 _log = logging.getLogger(__name__)
 
 _BATCH = 64
+_PATIENCE_S = 1.0
 
 
-def recover_run(books: Books, run: str, mover_id: str) -> int:
+def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float], object]) -> int:
     """Clean up and adopt for one run of one dataset; returns the number of adopted parts.
+
+    A part must lack its line twice, with a `wait` (seconds) between: another mover may just be about to write it.
 
     Raises:
         OSError: the destination fails.
@@ -40,7 +43,12 @@ def recover_run(books: Books, run: str, mover_id: str) -> int:
         sweep_temporaries(folder, mover_id)
     batch: list[Outcome] = []
     adopted = 0
-    for name, path in adoptable(paths, run):
+    candidates = adoptable(paths, run)
+    if candidates:
+        wait(_PATIENCE_S)
+        still = set(adoptable(paths, run))
+        candidates = [candidate for candidate in candidates if candidate in still]
+    for name, path in candidates:
         try:
             line = stored_part(paths, name, path)
         except FormatError as error:

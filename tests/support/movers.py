@@ -1,0 +1,111 @@
+"""Running hs-mover in tests, in this process or as a command, and checking what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hs_formats.control import ControlFolder, MoverState
+from hs_formats.dataset import DatasetPaths
+from hs_formats.manifest import ManifestLine, ManifestReader
+from hs_formats.stored import read_stored
+from hs_mover.config import MoverConfig
+from hs_mover.daemon import run_mover
+
+__all__ = [
+    "MOVER",
+    "check_moved",
+    "lines_of",
+    "move_once",
+    "mover_process",
+    "raw_lines",
+    "scratch_parts",
+    "state_of",
+    "wait_for",
+]
+
+MOVER = [sys.executable, "-c", "from hs_mover.cli import main; main()"]
+
+
+def move_once(src: Path | list[Path], dst: Path, **changes: Any) -> None:
+    """``hs-mover --once`` in this process."""
+    sources = tuple(src) if isinstance(src, list) else (src,)
+    run_mover(replace(MoverConfig(sources=sources, dst=dst, codec="zstd", once=True, threads=2), **changes))
+
+
+@contextlib.contextmanager
+def mover_process(src: Path, dst: Path, *options: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A running ``hs-mover``; ended with SIGTERM, which must exit 0, unless the test has ended it."""
+    stderr: Any = subprocess.DEVNULL if log is None else log.open("ab")
+    process = subprocess.Popen([*MOVER, "--src", str(src), "--dst", str(dst), *options], stderr=stderr)
+    try:
+        yield process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if log is not None:
+            stderr.close()
+
+
+def wait_for(condition: Callable[[], Any], *, timeout_s: float = 20.0, what: str = "") -> None:
+    """Poll until `condition` holds; fail after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s} s in vain {what}"
+        time.sleep(0.02)
+
+
+def state_of(src: Path) -> MoverState | None:
+    """``mover.json``."""
+    return ControlFolder(src).read_mover()
+
+
+def scratch_parts(src: Path) -> list[str]:
+    """Names in scratch apart from the control folder."""
+    return sorted(path.name for path in src.iterdir() if path.name != ".hs")
+
+
+def raw_lines(dataset: Path) -> list[dict[str, Any]]:
+    """All manifest lines, repeated ones too."""
+    return [
+        json.loads(line)
+        for path in sorted((dataset / "manifest").glob("*.jsonl"))
+        for line in path.read_bytes().splitlines()
+        if line.strip()
+    ]
+
+
+def lines_of(dataset: Path) -> dict[str, ManifestLine]:
+    """Manifest lines by part, as readers see them."""
+    return {line.part: line for line in ManifestReader(dataset / "manifest").poll()}
+
+
+def check_moved(dataset: Path, parts: Mapping[str, bytes]) -> None:
+    """Exactly `parts` are stored in `dataset`, each once, byte for byte, and nothing half-written lies about."""
+    all_lines = raw_lines(dataset)
+    lines = list({line["part"]: line for line in all_lines}.values())
+    for line in all_lines:  # a part may have two lines, by two movers or after a crash; they must agree
+        assert any((line["part"], line["xxh3"], line["path"]) == (o["part"], o["xxh3"], o["path"]) for o in lines)
+    assert sorted(line["part"] for line in lines) == sorted(parts)
+    paths = DatasetPaths(dataset)
+    for line in lines:
+        assert line["status"] == "stored", line
+        stored = paths.stored_file(line["path"])
+        assert read_stored(stored) == parts[line["part"]]
+        assert stored.stat().st_size == line["stored_bytes"]
+        assert line["raw_bytes"] == len(parts[line["part"]])
+    files = [path for path in paths.data.rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(dataset)) for path in files) == sorted(line["path"] for line in lines)
+    assert not list(dataset.rglob("*.tmp"))
