@@ -24,6 +24,7 @@ from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take
 from hs_server.processes import boot_id, process_info
 from hs_server.readiness import armed_state, capture_lines, http_status, log_tail, refusal, why_not_armed
 from hs_server.records import LaunchRecord, RecordStore, state_folder
+from hs_server.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ __all__ = ["LaunchOptions", "launch"]
 _POLL_S = 0.25
 _PROBE_TIMEOUT_S = 5.0
 _SAY_EVERY_S = 20.0
+
+_ARGPARSE_EXIT = 2
 
 _MARKER_GRACE_S = 5.0
 """Markers are written long before SGLang answers; this covers a slow file system."""
@@ -84,6 +87,7 @@ def _signals_held() -> Iterator[None]:
 def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, version: str) -> int:
     request = plan.request
     with store.lock(request.port):
+        _clear_leftovers(store, request.port)
         check_port(request.host, request.port)
         if request.capture is not None:
             prepare_dump_dir(request.capture.dump_dir)
@@ -98,6 +102,8 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, versio
         except BaseException:
             server.stop()
             raise
+    if options.detach:
+        server.let_go()
     _say(f"ready {plan.url}")
     if options.detach:
         return 0
@@ -124,6 +130,7 @@ class _Server:
         self._record = record
         self._log = log
         self._store = store
+        self._sentinel: Sentinel | None = None
 
     @classmethod
     def start(cls, plan: LaunchPlan, *, log: Path, store: RecordStore, tied: bool) -> _Server:
@@ -147,6 +154,7 @@ class _Server:
         server = cls(plan, child, record=_record(plan, group, log=log), log=log, store=store)
         try:
             store.write(server._record)
+            server._sentinel = Sentinel.post(group)
         except OSError as error:
             server.stop()
             raise RefusedError(
@@ -210,6 +218,12 @@ class _Server:
         if report.left:
             raise ServerLostError(f"these processes of the server cannot be killed: {list(report.left)}")
         self._store.remove(self._record)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """From here on the server may outlive the launcher."""
+        if self._sentinel is not None:
+            self._sentinel.dismiss()
 
     def _check_running(self, when: str) -> None:
         code = self._child.poll()
@@ -218,6 +232,9 @@ class _Server:
         reason = refusal(self._log)
         if reason is not None:
             raise RefusedError(f"the capture refused to start: {reason}\n  log: {self._log}")
+        said = [line for line in log_tail(self._log, lines=400) if ": error: " in line]
+        if code == _ARGPARSE_EXIT and said:
+            raise UsageError(f"SGLang does not take these arguments: {said[-1].partition(': error: ')[2]}")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ServerLostError(f"SGLang ended {when} ({how})\n{self._last_lines()}")
 
@@ -241,6 +258,25 @@ class _Server:
     def _last_lines(self) -> str:
         lines = log_tail(self._log, lines=12)
         return "\n".join([f"  last lines of {self._log}:", *(f"    {line[:200]}" for line in lines)])
+
+
+def _clear_leftovers(store: RecordStore, port: int) -> None:
+    """End what a server on `port` left behind when it died.
+
+    Raises:
+        RefusedError: that server still runs.
+    """
+    record = store.find(port)
+    if record is None:
+        return
+    if record.group.leader_alive():
+        raise RefusedError(
+            f"port {port} is taken by pid {record.pid}, a server launched here ({record.model_path})\n"
+            f"  hs-server stop --port {port}, or choose another --port"
+        )
+    _say(f"ending {len(record.group.members())} left-over processes of an earlier server on port {port}")
+    record.group.stop()
+    store.remove(record)
 
 
 def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:

@@ -120,7 +120,7 @@ def test_a_signal_stops_the_whole_group(
 ) -> None:
     launcher = foreground(modes="stray")
     wait_for_line(lab.output, "ready ")
-    assert len(lab.survivors()) == 4
+    assert len(lab.survivors()) == 5
     launcher.send_signal(number)
     assert launcher.wait(30) == 0
     assert lab.survivors() == []
@@ -147,20 +147,38 @@ def test_nohup_keeps_a_hangup_away(lab: Lab, foreground: Callable[..., subproces
     assert launcher.wait(30) == 0
 
 
-def test_a_killed_launcher_takes_its_server_along(lab: Lab, foreground: Callable[..., subprocess.Popen[bytes]]) -> None:
-    launcher = foreground()
-    wait_for_line(lab.output, "ready ")
-    record = lab.record()
-    assert record is not None
-    launcher.kill()
-    launcher.wait()
-    deadline = time.monotonic() + 10
-    while record.group.leader_alive():
+@pytest.mark.parametrize(
+    ("modes", "line", "detach"),
+    [("stray", "ready ", ()), ("never stray", "log ", ()), ("never stray", "log ", ("--detach",))],
+    ids=["ready", "starting", "starting detached"],
+)
+def test_a_killed_launcher_takes_its_server_along(
+    lab: Lab, foreground: Callable[..., subprocess.Popen[bytes]], modes: str, line: str, detach: tuple[str, ...]
+) -> None:
+    launcher = foreground(*detach, modes=modes)
+    wait_for_line(lab.output, line)
+    # The launcher, its sentinel, the server, its child, and a child in a session of its own.
+    deadline = time.monotonic() + 20
+    while len(lab.survivors()) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    # The fake, unlike SGLang, leaves its child behind; stop finds it.
-    assert lab.server().run("stop").returncode == 0
+    launcher.kill()
+    launcher.wait()
     lab.wait_empty()
+    assert lab.server().run("status").returncode == 4
+
+
+def test_left_over_processes_are_ended_by_the_next_launch(lab: Lab) -> None:
+    server = lab.server("stray")
+    assert server.run(*lab.launch_arguments("--detach")).returncode == 0
+    record = lab.record()
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    done = server.run(*lab.launch_arguments("--detach"))
+    assert done.returncode == 0, done.stderr
+    assert "ending 2 left-over processes" in done.stdout
+    assert server.run("stop").returncode == 0
+    assert lab.survivors() == []
 
 
 def test_stop_from_elsewhere_ends_the_launcher_cleanly(
@@ -188,6 +206,7 @@ def test_what_ignores_sigterm_is_killed(lab: Lab, foreground: Callable[..., subp
 @pytest.mark.parametrize(
     ("modes", "more", "code", "told"),
     [
+        ("usage", (), 2, "SGLang does not take these arguments: no such flag"),
         ("die", (), 4, "exit code 7"),
         ("die", (), 4, "out of luck"),
         ("refuse", (), 3, "moon=full: states would howl\n  wait a week"),

@@ -1,8 +1,9 @@
 """`python -m sglang.launch_server` of the fake: answers /health, leaves markers, and misbehaves as told.
 
 `FAKE_SGLANG` holds words: `mute` (no marker), `one-rank` (a marker of rank 0 of 2 only), `refuse` (the capture's
-refusal in the log, then exit), `die` (exit while starting), `die-later` (exit 1 s after it was ready), `never` (never
-healthy), `stubborn` (ignores SIGTERM, and so do its children), `stray` (a child in a session of its own).
+refusal in the log, then exit), `die` (exit while starting), `usage` (argparse's exit), `die-later` (exit 1 s after it
+was ready), `never` (never healthy), `stubborn` (ignores SIGTERM, and so do its children), `stray` (a child in a session
+of its own).
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def main() -> None:
     if "refuse" in _MODES:
         print("RuntimeError: hs-extract refuses to capture: moon=full: states would howl; wait a week", flush=True)
         sys.exit(1)
+    if "usage" in _MODES:
+        parser.error("no such flag")
     if "die" in _MODES:
         print("fake sglang: out of luck", flush=True)
         sys.exit(7)
