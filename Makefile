@@ -1,7 +1,7 @@
 # hs-extract. `make demo` and `make test` do all of their own set-up.
 SHELL := /bin/bash
 PY := .venv/bin/python
-CODE := formats server_launch mover client tests examples
+CODE := formats server_launch mover client tests examples benchmarks
 
 .PHONY: help venv test lint format types demo dist clean
 

@@ -1,0 +1,3 @@
+"""What the server does when nobody empties scratch."""
+
+from __future__ import annotations

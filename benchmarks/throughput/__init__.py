@@ -1,0 +1,3 @@
+"""What the capture costs in prefill and decode."""
+
+from __future__ import annotations
