@@ -200,6 +200,7 @@ def test_cpu_environment(model: str) -> None:
     ).environment
     assert environment["SGLANG_HS_CPU_PROFILE"] == "1"
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
     assert environment["PYTHONPATH"].endswith(":/mine")
     disabled = environment["SGLANG_DISABLED_MODEL_ARCHS"].split(",")

@@ -36,9 +36,11 @@ _THREADS_FROM_BYTES = 64 * 1024 * 1024
 def cpu_environment(
     environment: Mapping[str, str], *, model_path: str, architectures: Sequence[str], ranks: int
 ) -> dict[str, str]:
-    """What the profile sets; a variable that `environment` already has is kept, except the profile's own switch."""
+    """What the profile sets; a variable that `environment` already has is kept, except those that make the profile."""
     added = {
         ENV_CPU_PROFILE: "1",
+        # On a machine with GPUs SGLang would otherwise import CUDA kernels, for which there are stand-ins only.
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ON_PYTHONPATH), environment.get("PYTHONPATH", "")))),
     }
     defaults = {
