@@ -50,7 +50,9 @@ class ServerGate:
         await self._open.wait()
 
     def ok(self) -> None:
-        """A request was answered."""
+        """A request was answered. One that was sent before the gate closed says nothing about the server now."""
+        if not self.is_open:
+            return
         self._since_s = None
         self._backoff_s = _FIRST_BACKOFF_S
         self.reason = ""
