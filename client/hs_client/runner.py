@@ -38,6 +38,7 @@ _MAX_LOST = 10
 _FIRST_WAIT_S = 0.02
 _MAX_WAIT_S = 0.5
 _INTERRUPT_S = 10.0
+_BEATS_TO_SERVER_CHECK = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,6 @@ class Runner:
         self._outcomes: list[_Outcome] = []
         self._outcome_ready = anyio.Event()
         self._rows = 0
-        self._marker_nonce = marker.nonce
         self._said = ""
         self._quiet_since_s = 0.0
         self._moved_s = 0.0
@@ -335,14 +335,21 @@ class Runner:
             await client.model_info()
         finally:
             await client.close()
-        markers = await anyio.to_thread.run_sync(lambda: self._place.control.live_markers(port=self._server.port))
-        if not markers:
+        if not await self._same_server():
             raise RequestError("a server answers, but without an armed capture")
+
+    async def _same_server(self) -> bool:
+        """A capture is armed on our port; False when there is none.
+
+        Raises:
+            ServerChanged: it is another one, whose records do not fit.
+        """
+        markers = await anyio.to_thread.run_sync(lambda: self._place.control.live_markers(port=self._server.port))
         for marker in markers:
-            if marker.nonce != self._marker_nonce:
-                differences = marker_differences(self._server.marker, marker)
-                if differences:
-                    raise ServerChanged(url=self._server.url, differences="; ".join(differences))
+            differences = marker_differences(self._server.marker, marker)
+            if differences:
+                raise ServerChanged(url=self._server.url, differences="; ".join(differences))
+        return bool(markers)
 
     # -- outcomes
 
@@ -400,10 +407,15 @@ class Runner:
     # -- supervision
 
     async def _heartbeat(self) -> None:
+        beats = 0
         while True:
             await self._keeper.publish()
             await anyio.to_thread.run_sync(self._keeper.read_mover)
             self._watch()
+            # A server can be replaced while nothing is in flight, so that no request notices.
+            if beats % _BEATS_TO_SERVER_CHECK == 0:
+                await self._same_server()
+            beats += 1
             await anyio.sleep(HEARTBEAT_S)
 
     def _watch(self) -> None:
