@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
                     yield line
 
 
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
 @dataclass(slots=True)
 class _Chunk:
     """What the ranks of one chunk have written so far."""
@@ -82,12 +91,21 @@ class _Chunk:
 
 
 class Books:
-    """Manifest of one dataset, as one mover writes it."""
+    """Manifest of one dataset, as one mover writes it.
 
-    def __init__(self, paths: DatasetPaths, mover_id: str, *, make: Callable[[Path], None]) -> None:
+    Args:
+        paths: of the dataset.
+        mover_id: names the manifest file that is written; all are read.
+        make: makes a folder below the destination.
+        doubtful: parts whose lines failed to be synced. The kernel may show such a line and yet lose it, so it does not
+            count until it was appended once more. Outlives this object.
+    """
+
+    def __init__(self, paths: DatasetPaths, mover_id: str, *, make: Callable[[Path], None], doubtful: set[str]) -> None:
         self.paths = paths
         self._file = paths.manifest_file(mover_id)
         self._make = make
+        self._doubtful = doubtful
         self._known: dict[str, Known] = {}
         self._chunks: dict[ChunkKey, _Chunk] = {}
         self._runs: set[str] = set()
@@ -108,7 +126,9 @@ class Books:
         Raises:
             OSError: the destination cannot be read.
         """
-        for line in run_lines(self.paths, run):
+        with suppress(FileNotFoundError):  # lines that a killed mover wrote and could not sync
+            _sync_file(self._file)
+        for line in self._lines(run):
             self._note(line, remember=line.part in present)
         self._chunks = {key: chunk for key, chunk in self._chunks.items() if not chunk.complete}
         self._runs.add(run)
@@ -124,7 +144,7 @@ class Books:
             OSError: the destination cannot be read.
         """
         text = str(name)
-        for line in run_lines(self.paths, name.rid.run):
+        for line in self._lines(name.rid.run):
             if line.part == text:
                 return Known(line.status, line.xxh3)
         return None
@@ -160,8 +180,10 @@ class Books:
             log.sync()
         except OSError:
             self.close()
+            self._doubtful.update(line.part for line in lines)
             raise
         for line in lines:
+            self._doubtful.discard(line.part)
             self._note(line, remember=True)
 
     def forget(self, names: Iterable[PartName]) -> None:
@@ -177,6 +199,9 @@ class Books:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def _lines(self, run: str) -> Iterator[ManifestLine]:
+        return (line for line in run_lines(self.paths, run) if line.part not in self._doubtful)
 
     def _open_log(self) -> AppendLog:
         if self._log is not None:

@@ -28,6 +28,7 @@ class Registry:
         self._datasets: dict[str, str] = {}
         self._unclaimed: set[str] = set()
         self._books: dict[str, Books] = {}
+        self._doubtful: dict[str, set[str]] = {}
 
     def runs(self) -> list[str]:
         """All runs registered in the control folder."""
@@ -46,7 +47,9 @@ class Registry:
         books = self._books.get(dataset)
         if books is None:
             paths = self._destination.dataset(dataset)
-            books = self._books[dataset] = Books(paths, self._mover_id, make=self._destination.make)
+            doubtful = self._doubtful.setdefault(dataset, set())
+            books = Books(paths, self._mover_id, make=self._destination.make, doubtful=doubtful)
+            self._books[dataset] = books
         return books
 
     def loaded_books_of(self, run: str, present: Container[str]) -> Books | None:
