@@ -37,15 +37,16 @@ class SourceChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Bits:
-    kind: str
-    magnitude: int
+    unsigned: str
+    signed: str
+    sign: int
     infinity: int
 
 
 _BITS = {
-    "bfloat16": _Bits("<u2", 0x7FFF, 0x7F80),
-    "float16": _Bits("<u2", 0x7FFF, 0x7C00),
-    "float32": _Bits("<u4", 0x7FFFFFFF, 0x7F800000),
+    "bfloat16": _Bits("<u2", "<i2", 0x8000, 0x7F80),
+    "float16": _Bits("<u2", "<i2", 0x8000, 0x7C00),
+    "float32": _Bits("<u4", "<i4", 0x80000000, 0x7F800000),
 }
 
 
@@ -99,7 +100,7 @@ class PartDigest:
         if info is None or self.problem:
             return
         bits = _BITS[info.meta.dtype]
-        vectors = np.frombuffer(block, bits.kind).reshape(-1, info.meta.hidden_size)
+        vectors = np.frombuffer(block, bits.unsigned).reshape(-1, info.meta.hidden_size)
         found = _first_bad(vectors, bits)
         if found is not None:
             at, what = found
@@ -109,15 +110,18 @@ class PartDigest:
 
 
 def _first_bad(vectors: npt.NDArray[Any], bits: _Bits) -> tuple[int, str] | None:
-    magnitude = vectors & vectors.dtype.type(bits.magnitude)
-    if magnitude.size and int(magnitude.max()) >= bits.infinity:
-        at = int((magnitude.max(axis=1) >= bits.infinity).argmax())
-        return at, "NaN" if int(magnitude[at].max()) > bits.infinity else "infinite"
+    magnitude = vectors.dtype.type(bits.sign - 1)
+    # Of the bit patterns, the largest as a signed number is the largest positive float, and the largest as an unsigned
+    # number the largest negative one; two reductions, and no copy.
+    most, least = int(vectors.view(bits.signed).max(initial=0)), int(vectors.max(initial=0))
+    if most >= bits.infinity or least >= bits.infinity | bits.sign:
+        magnitudes = (vectors & magnitude).max(axis=1)
+        at = int((magnitudes >= bits.infinity).argmax())
+        return at, "NaN" if int(magnitudes[at]) > bits.infinity else "infinite"
     probe = vectors[:, :_PROBE_CHANNELS]
-    zeros = magnitude[:, :_PROBE_CHANNELS]
-    suspects = np.flatnonzero((probe == probe[:, :1]).all(axis=1) | (zeros == 0).all(axis=1))
+    suspects = np.flatnonzero((probe == probe[:, :1]).all(axis=1) | ((probe & magnitude) == 0).all(axis=1))
     for at in suspects.tolist():
-        if not magnitude[at].any():
+        if not (vectors[at] & magnitude).any():
             return at, "all zero"
         if vectors.shape[1] > 1 and bool((vectors[at] == vectors[at, 0]).all()):
             return at, "all channels equal"

@@ -21,6 +21,10 @@ Examples
   hs-mover status --src /dev/shm/sglang_hs
 
 \b
+Sizes are bytes, or like 64M, 1GiB (both in 1024s) and 500MB (in 1000s).
+Each option can be given in the environment too: HS_MOVER_SRC, HS_MOVER_DST, HS_MOVER_HIGH ...
+
+\b
 Exit codes
   0  stopped as asked, or with --once everything was moved
   2  wrong use

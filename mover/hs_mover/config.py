@@ -22,7 +22,7 @@ class MoverConfig:
     """Settings of one mover process. `reserve_bytes` None means the default of the folder's file system.
 
     Raises:
-        UsageError: the marks are not 0 < low < high <= 1.
+        UsageError: the marks are not 0 < low < high <= 1, or the rate is 0.
     """
 
     sources: tuple[Path, ...]
@@ -38,6 +38,8 @@ class MoverConfig:
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high <= 1:
             raise UsageError(f"--low {self.low:g} and --high {self.high:g}: fractions of scratch, 0 < low < high <= 1")
+        if self.limit_bytes_per_s is not None and self.limit_bytes_per_s < 1:
+            raise UsageError("--limit-rate 0 would move nothing; leave it out for no limit")
 
 
 def parse_size(text: str) -> int:
