@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chain import Server, ServerFactory, launch_server
+from checker import Reference
 from small_tmpfs import small_tmpfs
 from tiny_models import tiny_model
 
@@ -30,6 +31,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]
             return running[key]
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def references() -> Callable[..., Reference]:
+    """`references(model, boundaries)`: what transformers computes, each model loaded once."""
+    loaded: dict[object, Reference] = {}
+
+    def get(model: str, boundaries: tuple[int, ...]) -> Reference:
+        key = (model, boundaries)
+        if key not in loaded:
+            loaded[key] = Reference(tiny_model(model), boundaries)
+        return loaded[key]
+
+    return get
 
 
 @pytest.fixture

@@ -217,6 +217,7 @@ def running_mover(scratch: Path, dst: Path, work: Path, *options: str) -> Iterat
         if mover.process.poll() is None:
             mover.process.send_signal(signal.SIGCONT)
             mover.stop()
+            assert mover.process.returncode == 0, mover.log.read_text()
 
 
 def client_argv(prompts: Path | Sequence[Path], server: Server, *options: str) -> list[str]:
