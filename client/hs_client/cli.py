@@ -154,6 +154,51 @@ def run(
     sys.exit(run_command(settings))
 
 
+@cli.command()
+@_SCRATCH
+def status(scratch: Path | None) -> None:
+    """Say what servers, mover and clients of a scratch folder do."""
+    from hs_client.settings import scratch_from
+    from hs_client.status_command import status_lines
+
+    for line in status_lines(scratch_from(scratch).absolute()):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("dataset", type=click.Path(path_type=Path))
+def info(dataset: Path) -> None:
+    """Say what the folder DATASET holds."""
+    from hs_client.info_command import info_lines
+
+    for line in info_lines(dataset):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("dataset", type=click.Path(path_type=Path))
+@_SCRATCH
+@click.option("--yes", is_flag=True, help="Delete them; without it they are only listed.")
+def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
+    """List stored parts that no sample of the folder DATASET needs, and delete them with --yes.
+
+    These are parts of other attempts at samples that are done, of failed attempts, of requests that no ledger knows,
+    quarantined parts, and parts of runs that nobody claimed. Records that the next run may adopt are left alone.
+    """
+    from hs_client.prune_command import delete, find_orphans
+    from hs_client.settings import scratch_from
+    from hs_client.tally import show_bytes
+
+    orphans = find_orphans(dataset, scratch_from(scratch).absolute())
+    for orphan in orphans:
+        click.echo(f"{orphan.path}  {show_bytes(orphan.size_bytes)}  {orphan.why}")
+    if not yes:
+        size = show_bytes(sum(orphan.size_bytes for orphan in orphans))
+        click.echo(f"{len(orphans)} files, {size}" + ("; delete them with --yes" if orphans else ""))
+        return
+    click.echo(f"deleted {len(orphans)} files, {show_bytes(delete(orphans))}")
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:

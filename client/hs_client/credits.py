@@ -12,14 +12,15 @@ import anyio
 import anyio.to_thread
 
 from hs_client.admission import CreditView, Decision, decide, others_promised, someone_waits
-from hs_client.claim import hold_claim
+from hs_client.claim import hold_claim, live_runs
 from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s
 from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
 
-__all__ = ["CreditKeeper", "used_bytes"]
+__all__ = ["CreditKeeper", "sweep_clients", "used_bytes"]
 
 _BLOCKS_OF_LIMIT = 32
+_NEEDS_A_BLOCK = 16
 _MIN_BLOCK_BYTES = 1 << 20
 
 
@@ -98,7 +99,7 @@ class CreditKeeper:
             )
             block = 0
             if mover is not None and not someone_waits(clients, self._run, at_s):
-                block = max(_MIN_BLOCK_BYTES, mover.limit_bytes // _BLOCKS_OF_LIMIT)
+                block = max(_MIN_BLOCK_BYTES, min(_NEEDS_A_BLOCK * need_bytes, mover.limit_bytes // _BLOCKS_OF_LIMIT))
             decision = decide(view, need_bytes, block_bytes=block)
             self.waiting = decision.reason if decision.verdict == "wait" else ""
             self._write(own_bytes + decision.lease_bytes)
@@ -140,10 +141,16 @@ class CreditKeeper:
         if remove:
             self._control.remove_client(self._run)
 
-    def sweep(self) -> None:
-        """Remove the records of clients that died so long ago that their promise counts no more."""
-        with self._control.credit():
-            at_s = now_s()
-            for client in self._control.read_clients():
-                if client.run != self._run and at_s - client.heartbeat_s > 2 * (STALE_S + CLIENT_GRACE_S):
-                    self._control.remove_client(client.run)
+
+def sweep_clients(control: ControlFolder) -> None:
+    """Remove the records of clients that died so long ago that their promise counts no more.
+
+    Raises:
+        OSError: the control folder is gone.
+    """
+    with control.credit():
+        alive = live_runs(control)
+        at_s = now_s()
+        for client in control.read_clients():
+            if client.run not in alive and at_s - client.heartbeat_s > 2 * (STALE_S + CLIENT_GRACE_S):
+                control.remove_client(client.run)

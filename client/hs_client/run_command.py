@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.claim import live_runs
+from hs_client.credits import sweep_clients
 from hs_client.errors import BadPrompts, DestinationBroken, NoMover
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
@@ -285,6 +286,7 @@ def _register(place: Place, run: str) -> None:
     control = place.control
     try:
         control.create()
+        sweep_clients(control)
         control.register_run(RunState(run=run, dataset=place.paths.root.name, pid=os.getpid()))
     except (OSError, FormatError) as error:
         raise StorageError(f"cannot write to {control.root} ({error}): see to the scratch folder") from None

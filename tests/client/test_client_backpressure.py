@@ -90,7 +90,12 @@ def test_without_admission_scratch_does_fill_and_every_sample_is_accounted_for(s
         serving(scratch, hidden=_HIDDEN, chunk_size=64) as server,
     ):
         ended = client(
-            server, prompts(tmp_path / "p.jsonl", rows), "--max-retries", "0", timeout_s=120, HS_TEST_NO_ADMISSION="1"
+            server,
+            prompts(tmp_path / "p.jsonl", rows),
+            "--max-retries",
+            "0",
+            timeout_s=120,
+            environment={"HS_TEST_NO_ADMISSION": "1"},
         )
         assert server.no_space > 0
         assert ended.code == 1, ended.text

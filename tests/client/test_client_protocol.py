@@ -283,7 +283,7 @@ def test_preflight_says_what_is_missing(scratch: Path, tmp_path: Path) -> None:
 
 
 def test_a_prompts_file_with_everything_wrong_in_it(mover: MoverProcess, tmp_path: Path) -> None:
-    good = [{"id": "first", "input_ids": [1, 2, 3]}, {"id": "last", "input_ids": [4, 5]}]
+    good: Rows = [{"id": "first", "input_ids": [1, 2, 3]}, {"id": "last", "input_ids": [4, 5]}]
     lines = [
         b'\xef\xbb\xbf{"id": "first", "input_ids": [1, 2, 3]}\r\n',
         b"\r\n",

@@ -62,7 +62,11 @@ def argv(server: FakeServer, files: Iterable[Path], *options: str) -> list[str]:
 
 
 def start(
-    server: FakeServer, file: Path, *options: str, log: Path | None = None, **environment: str
+    server: FakeServer,
+    file: Path,
+    *options: str,
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """A client in the background, its output in `log` or a pipe."""
     with contextlib.ExitStack() as stack:
@@ -73,7 +77,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
         )
     _started.append(process)
     return process
@@ -88,9 +92,15 @@ def end_started() -> None:
         process.communicate()
 
 
-def client(server: FakeServer, file: Path, *options: str, timeout_s: float = 90, **environment: str) -> Ended:
+def client(
+    server: FakeServer,
+    file: Path,
+    *options: str,
+    timeout_s: float = 90,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
     """A client from start to end. Its output never holds a traceback or a carriage return."""
-    process = start(server, file, *options, **environment)
+    process = start(server, file, *options, environment=environment)
     try:
         text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,79 @@
+"""`hs-client info`: what a dataset holds and how it came about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from hs_client.tally import show_bytes
+from hs_formats.dataset import DatasetPaths
+from hs_formats.errors import FormatError, PreflightError
+from hs_formats.index import DatasetIndex
+from hs_formats.ledger import Failed, Rejected, RunStarted, iter_ledger
+from hs_formats.mask import supervised
+
+__all__ = ["info_lines", "open_dataset"]
+
+
+def open_dataset(dataset: Path) -> DatasetPaths:
+    """The dataset folder.
+
+    Raises:
+        PreflightError: it is none.
+    """
+    paths = DatasetPaths(dataset)
+    try:
+        info = paths.read_info()
+    except (FormatError, OSError) as error:
+        raise PreflightError(f"{dataset} cannot be read: {error}") from None
+    if info is None:
+        raise PreflightError(f"{dataset} is no dataset: it has no dataset.json; give the folder below the destination")
+    return paths
+
+
+def info_lines(dataset: Path) -> Iterator[str]:
+    """Facts about the dataset, a line each.
+
+    Raises:
+        PreflightError: it is none, or its ledgers and manifests contradict each other.
+    """
+    paths = open_dataset(dataset)
+    info = paths.read_info()
+    try:
+        index = DatasetIndex.load(paths)
+    except (FormatError, OSError) as error:
+        raise PreflightError(f"{dataset}: {error}") from None
+    samples = index.samples.values()
+    tokens = sum(sample.n for sample in samples)
+    raw = sum(line.raw_bytes for sample in samples for line in sample.parts)
+    stored = sum(line.stored_bytes for sample in samples for line in sample.parts)
+    if info is not None:
+        yield f"dataset    {dataset}"
+        yield f"model      {info.model}, {info.num_layers} layers, hidden size {info.hidden_size}, {info.dtype}"
+        yield f"slots      boundaries {info.boundaries} and the last state ({info.last_state})"
+        yield f"tokenizer  {info.tokenizer}"
+    yield f"samples    {len(index.samples)} done, {sum(len(sample.parts) for sample in samples)} parts"
+    trained = sum(supervised(sample.mask_spans) for sample in samples)
+    yield f"tokens     {tokens:,}, of which {trained:,} to train on"
+    ratio = f", {raw / stored:.2f} times smaller" if stored else ""
+    yield f"bytes      {show_bytes(raw)} raw, {show_bytes(stored)} stored{ratio}"
+    yield from _runs(paths)
+
+
+def _runs(paths: DatasetPaths) -> Iterator[str]:
+    for path in sorted(paths.ledger.glob("*.jsonl")):
+        counts: Counter[str] = Counter()
+        started = "?"
+        for line in iter_ledger(path):
+            match line:
+                case RunStarted():
+                    started = f"{line.started_at}, {', '.join(line.inputs)}"
+                case Failed():
+                    counts[f"failed ({line.kind})"] += 1
+                case Rejected():
+                    counts["rejected"] += 1
+                case _:
+                    counts[type(line).__name__.lower()] += 1
+        shown = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing sent"
+        yield f"run        {path.stem}  {started}: {shown}"

@@ -1,0 +1,89 @@
+"""Chat rows: ids as the template gives them, masks that begin where the last turn does, no second BOS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hs_client.identity import tokenizer_files
+from hs_client.rows import RowError
+from hs_client.tokenizing import ChatTokenizer, load_tokenizer
+from tiny_models import tiny_model
+
+_THINK = (
+    "{% for m in messages %}<s> <|{{ m.role }}|> "
+    "{% set c = m.content %}"
+    "{% if m.role == 'assistant' and not loop.last and '</think>' in c %}"
+    "{% set c = c.split('</think>')[-1] %}{% endif %}"
+    "{{ c }} </s>{% endfor %}"
+    "{% if add_generation_prompt %}<s> <|assistant|> "
+    "{% if enable_thinking is not false %}<think> {% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def raw() -> Any:
+    return load_tokenizer(str(tiny_model("tiny-llama")))._tokenizer
+
+
+@pytest.fixture
+def tokenizer(raw: Any) -> ChatTokenizer:
+    return ChatTokenizer(raw)
+
+
+def _turns(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[at % 2], "content": content} for at, content in enumerate(contents)]
+
+
+def test_the_mask_is_the_last_turn_and_the_ids_are_the_templates(raw: Any, tokenizer: ChatTokenizer) -> None:
+    turns = _turns("w9 w8", "w7", "w6", "w5 w4 w3")
+    ids, start = tokenizer.chat_ids(turns, {})
+    assert ids == raw.apply_chat_template(turns, tokenize=True, return_dict=False)
+    assert ids.count(raw.bos_token_id) == 1
+    assert raw.decode(ids[start:]).split() == ["w5", "w4", "w3", "</s>"]
+    prompt = raw.apply_chat_template(turns[:-1], tokenize=True, return_dict=False, add_generation_prompt=True)
+    assert ids[:start] == prompt
+
+
+def test_a_text_with_its_own_bos_gets_no_second_one(raw: Any, tokenizer: ChatTokenizer) -> None:
+    assert tokenizer.text_ids("<s> w5") == [raw.bos_token_id, 5]
+    assert tokenizer.text_ids("w5 w6") == raw("w5 w6")["input_ids"]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("last", ["w5 w4", "<think> w3 </think> w5 w4"])
+def test_templates_that_drop_or_open_think_blocks(raw: Any, thinking: bool, last: str) -> None:
+    turns = _turns("w9", "<think> w1 </think> w2", "w8", last)
+    kwargs = {"enable_thinking": thinking, "chat_template": _THINK}
+    ids, start = ChatTokenizer(raw).chat_ids(turns, kwargs)
+    assert ids == raw.apply_chat_template(turns, tokenize=True, return_dict=False, **kwargs)
+    text = raw.apply_chat_template(turns, tokenize=False, **kwargs)
+    rest = text[text.rindex("<|assistant|>") + len("<|assistant|>") :].split()
+    supervised = len(ids) - start
+    # A block that the generation prompt opens belongs to the prompt when the turn has one.
+    assert supervised in (len(rest), len(rest) - 1)
+    assert supervised == len(rest) - (thinking and last.startswith("<think>"))
+
+
+def test_a_conversation_that_the_template_refuses_is_rejected_with_its_words(raw: Any) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(RowError, match="the chat template refuses the conversation: roles must alternate"):
+        ChatTokenizer(raw).chat_ids(_turns("w1", "w2"), {"chat_template": template})
+
+
+def test_a_template_that_hides_the_last_turn_is_rejected(raw: Any) -> None:
+    with pytest.raises(RowError, match="give input_ids and loss_mask"):
+        ChatTokenizer(raw).chat_ids(_turns("w1", "w2"), {"chat_template": "{{ messages | length }} turns"})
+
+
+def test_hashes_tell_template_from_tokenizer(tmp_path: Any) -> None:
+    one, two, three = tmp_path / "1", tmp_path / "2", tmp_path / "3"
+    for folder, template, vocabulary in ((one, "a", "x"), (two, "b", "x"), (three, "a", "y")):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(vocabulary)
+        (folder / "tokenizer_config.json").write_text(f'{{"chat_template": "{template}", "bos_token": "<s>"}}')
+    first, second, third = (tokenizer_files(str(folder)) for folder in (one, two, three))
+    assert first.tokenizer_hash() == second.tokenizer_hash() != third.tokenizer_hash()
+    assert first.template_hash() == third.template_hash() != second.template_hash()
+    assert tokenizer_files("nobody/nothing").tokenizer_hash() == ""
