@@ -19,6 +19,7 @@ __all__ = ["ARMS", "Arm", "ArmResult", "Plan", "measure"]
 _SETTLE_S = 0.2
 _DRAIN_TIMEOUT_S = 60.0
 _DECODE_PROMPT_TOKENS = 32
+_DECODE_ENOUGH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,17 @@ def _note(result: ArmResult, load: Load) -> None:
 
 def _decode(server: Server, source: _Source, plan: Plan, result: ArmResult) -> None:
     """One stream: the time of N tokens less the time of one, from prompts of equal length."""
-    for number in range(plan.decode_runs + 1):
-        times_s: list[float] = []
-        for new_tokens in (1, plan.decode_tokens):
-            prompt = source.single(tokens=_DECODE_PROMPT_TOKENS, new_tokens=new_tokens)
-            load = drive(server.url, [prompt], concurrency=1)
-            _note(result, load)
-            times_s.append(load.latencies_s[0])
-        if number:  # the first one warms up
-            result.decode_tokens_per_s.append(round((plan.decode_tokens - 1) / (times_s[1] - times_s[0]), 2))
+
+    def seconds(new_tokens: int) -> float:
+        prompt = source.single(tokens=_DECODE_PROMPT_TOKENS, new_tokens=new_tokens)
+        load = drive(server.url, [prompt], concurrency=1)
+        _note(result, load)
+        return load.latencies_s[0]
+
+    seconds(8)  # warms up
+    started = time.monotonic()
+    while len(result.decode_tokens_per_s) < plan.decode_runs:
+        first_s = seconds(1)
+        result.decode_tokens_per_s.append(round((plan.decode_tokens - 1) / (seconds(plan.decode_tokens) - first_s), 2))
+        if time.monotonic() - started > _DECODE_ENOUGH_S:
+            break
