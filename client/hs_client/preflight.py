@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio.to_thread
+
 from hs_client._http import RequestError, ServerClient, shared_tls
 from hs_client.errors import DatasetMismatch, DestinationBroken, NoMover, NoPlugin, NoServer
 from hs_client.settings import server_port
@@ -100,7 +102,7 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
         raise NoServer(url=url, reason=error) from None
     finally:
         await client.close()
-    markers = control.live_markers(port=port)
+    markers = await anyio.to_thread.run_sync(lambda: control.live_markers(port=port))
     if not markers:
         raise NoPlugin(url=url, port=port, scratch=control.scratch, found=_what_is_there(control))
     markers.sort(key=lambda marker: (marker.dp_rank, marker.rank))

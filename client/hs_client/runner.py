@@ -159,7 +159,8 @@ class Runner:
                     group.cancel_scope.cancel()
         finally:
             nothing_to_come = not self._correlator.outstanding_bytes()
-            self._keeper.close(remove=nothing_to_come)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: self._keeper.close(remove=nothing_to_come))
         if self._error is not None:
             raise self._error
 
