@@ -13,6 +13,7 @@ __all__ = [
     "NoPlugin",
     "NoServer",
     "NoTokenizer",
+    "NothingWorks",
     "ServerChanged",
     "ServerGone",
     "StorageStuck",
@@ -31,6 +32,11 @@ class NoServer(ServerLost):
 class ServerGone(ServerLost):
     """the server at {url} has been lost for {seconds:.0f} s ({reason}); {left} samples are pending: start it again,
     then repeat this command, which goes on where it stopped"""
+
+
+class NothingWorks(ServerLost):
+    """the last {count} requests all failed, the last one because of {reason}; {left} samples are pending: see to the
+    server at {url} and its log, then repeat this command, which goes on where it stopped"""
 
 
 class NoPlugin(PreflightError):

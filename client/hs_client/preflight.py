@@ -25,7 +25,7 @@ _MUST_AGREE = (
     "dtype",
     "hidden_size",
     "writers",
-    "expected_ranks",
+    "copies",
     "bytes_per_token",
     "chunk_size",
     "context_length",

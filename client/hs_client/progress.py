@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hs_client.tally import SHOWN_PROBLEMS, Tally, show_bytes, show_seconds
 __all__ = ["Progress", "summary_lines"]
 
 _BAR_S = 0.5
+_BAR_COLUMNS = 100
 
 
 class Progress:
@@ -45,7 +47,17 @@ class Progress:
         if self._stream.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, unit="sample", file=self._stream, dynamic_ncols=True, smoothing=0.1)
+            # Some pseudo-terminals say that they have no size at all.
+            sized = os.get_terminal_size(self._stream.fileno()).columns > 0
+            self._bar = tqdm(
+                total=total,
+                unit="sample",
+                file=self._stream,
+                dynamic_ncols=sized,
+                ncols=None if sized else _BAR_COLUMNS,
+                nrows=None if sized else 2,
+                smoothing=0.1,
+            )
 
     def say(self, text: str) -> None:
         """A line that is not lost under the bar."""

@@ -18,7 +18,7 @@ from hs_client.admission import RecordCost
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
-from hs_client.errors import MoverSilent, ServerChanged, ServerGone, StorageStuck
+from hs_client.errors import MoverSilent, NothingWorks, ServerChanged, ServerGone, StorageStuck
 from hs_client.gate import ServerGate
 from hs_client.ledger_log import LedgerLog
 from hs_client.preflight import Place, ServerFacts, marker_differences
@@ -39,6 +39,8 @@ _FIRST_WAIT_S = 0.02
 _MAX_WAIT_S = 0.5
 _INTERRUPT_S = 10.0
 _BEATS_TO_SERVER_CHECK = 5
+_FAILED_BEFORE_DONE = 64
+_FAILED_AFTER_DONE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Runner:
         self._outcomes: list[_Outcome] = []
         self._outcome_ready = anyio.Event()
         self._rows = 0
+        self._failed_in_a_row = 0
         self._said = ""
         self._quiet_since_s = 0.0
         self._moved_s = 0.0
@@ -192,7 +195,10 @@ class Runner:
     # -- input
 
     async def _feeder(self) -> None:
-        while (batch := await anyio.to_thread.run_sync(self._source.next_batch)) is not None:
+        while not self._queue.closed:
+            batch = await anyio.to_thread.run_sync(self._source.next_batch)
+            if batch is None:
+                break
             samples, rejected = batch
             lines: list[LedgerLine] = []
             for judged in rejected:
@@ -279,7 +285,9 @@ class Runner:
             self._server_spoke()
             self._correlator.drop(attempt)
             self._items.pop(attempt.rid, None)
-            await self._give_up(item, attempt.rid, Verdict("refused", f"the server refuses it: {error}"))
+            verdict = Verdict("refused", f"the server refuses it: {error}")
+            await self._give_up(item, attempt.rid, verdict)
+            self._check_streak(verdict)
         except (Busy, Unreachable) as error:
             self._correlator.drop(attempt)
             self._items.pop(attempt.rid, None)
@@ -323,6 +331,12 @@ class Runner:
         sample = item.sample
         await self._ledger.commit(Failed(sample_id=sample.sample_id, rid=rid, kind=verdict.kind, reason=verdict.reason))
         self._count_failed(item, verdict)
+
+    def _check_streak(self, verdict: Verdict) -> None:
+        """When nothing works any more the fault is not the samples': keep them pending instead of failing them all."""
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= (_FAILED_AFTER_DONE if self._tally.done else _FAILED_BEFORE_DONE):
+            raise NothingWorks(count=self._failed_in_a_row, reason=verdict.reason, left=self.left, url=self._server.url)
 
     def _count_failed(self, item: Item, verdict: Verdict) -> None:
         self._tally.failed += 1
@@ -392,6 +406,7 @@ class Runner:
             return
         if verdict.done:
             t = self._tally
+            self._failed_in_a_row = 0
             t.done += 1
             t.adopted += attempt.answer is None
             t.tokens += item.sample.n
@@ -399,7 +414,9 @@ class Runner:
             t.raw_bytes += sum(line.raw_bytes for line in attempt.lines.values())
             t.stored_bytes += sum(line.stored_bytes for line in attempt.lines.values())
             self._queue.settle(item)
-        elif item.tries < self._settings.max_retries and item.attempt <= MAX_ATTEMPT:
+            return
+        self._check_streak(verdict)
+        if item.tries < self._settings.max_retries and item.attempt <= MAX_ATTEMPT:
             item.tries += 1
             await self._again(item, verdict)
         else:

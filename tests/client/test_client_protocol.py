@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chain import MoverProcess, free_port, running_mover, wait_until
-from client_runs import Ledgers, check_records, client, prompts, start
+from client_runs import Ledgers, argv, check_records, client, prompts, start
 from fake_server import Act, FakeServer, serving
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.ledger import Done, Failed, Intent, Rejected
@@ -386,3 +388,39 @@ def test_a_stopped_mover_makes_the_client_wait(mover: MoverProcess, tmp_path: Pa
         mover.process.send_signal(signal.SIGCONT)
         assert process.wait(40) == 0, (tmp_path / "log").read_text()
     check_records(mover.dst / "p", ids_of(rows))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Act(parts=False), "hook silent"),
+        (Act(status=400, body={"error": {"message": "not a generation model"}}), "not a generation model"),
+    ],
+)
+def test_when_nothing_works_the_rows_stay_pending(mover: MoverProcess, tmp_path: Path, fault: Act, reason: str) -> None:
+    rows = rows_of(200)
+    with serving(mover.scratch, act=lambda i, rid, t: fault) as server:
+        ended = client(server, prompts(tmp_path / "p.jsonl", rows), "--part-timeout", "1", "--concurrency", "16")
+        assert ended.code == 4, ended.text
+        assert "requests all failed" in ended.text
+        assert reason in ended.text
+        server.act = lambda i, rid, t: Act()
+        assert client(server, tmp_path / "p.jsonl").code == 0
+    check_records(mover.dst / "p", ids_of(rows))
+
+
+def test_a_terminal_gets_a_bar(mover: MoverProcess, tmp_path: Path) -> None:
+    rows = rows_of(30)
+    file = prompts(tmp_path / "p.jsonl", rows)
+    with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=0.3)) as server:
+        done = subprocess.run(
+            ["script", "-qec", shlex.join(argv(server, [file], "--concurrency", "8")), "/dev/null"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout
+    assert b"\r" in done.stdout
+    assert b"| 30/30 [" in done.stdout, done.stdout.decode()
+    assert b"in flight" in done.stdout
+    assert b"30 done" in done.stdout

@@ -18,7 +18,7 @@ from fake_server import FakeServer, fake_states
 from hs_formats.dataset import DatasetPaths
 from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
 
-__all__ = ["Ended", "Ledgers", "check_records", "client", "end_started", "prompts", "start"]
+__all__ = ["Ended", "Ledgers", "argv", "check_records", "client", "end_started", "prompts", "start"]
 
 _FAST = ("--progress-interval", "0.5", "--part-timeout", "3", "--mover-timeout", "20", "--server-timeout", "20")
 
