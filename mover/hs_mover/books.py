@@ -22,7 +22,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_mover.task import Known, Outcome, Reference
 
-__all__ = ["Books", "ChunkKey", "chunk_key", "run_lines"]
+__all__ = ["Books", "ChunkKey", "chunk_key", "run_lines", "sync_folders"]
 
 ChunkKey = tuple[str, int, int]
 """rid, start and stop: what the parts of all ranks of one chunk share."""
@@ -52,6 +52,16 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
                     continue  # torn by a crash, ended by the next writer
                 if text.endswith(b"\n") and PartName.try_parse(line.part) is not None:
                     yield line
+
+
+def sync_folders(outcomes: Iterable[Outcome]) -> None:
+    """Make what the outcomes' folders list durable; comes before the commit of their lines.
+
+    Raises:
+        OSError: a folder is gone or its disk fails.
+    """
+    for folder in dict.fromkeys(folder for outcome in outcomes for folder in outcome.folders):
+        fsync_folder(folder)
 
 
 def _sync_file(path: Path) -> None:
@@ -163,15 +173,12 @@ class Books:
                 return None  # the client's to report; parts are kept either way
         return self._info
 
-    def commit(self, outcomes: Collection[Outcome]) -> None:
-        """Make the folders of `outcomes` durable, append their lines and wait until these are on disk.
+    def commit(self, lines: Collection[ManifestLine]) -> None:
+        """Append `lines` and wait until they are on disk.
 
         Raises:
             OSError: nothing is certain; the same parts must be dealt with again.
         """
-        for folder in dict.fromkeys(folder for outcome in outcomes for folder in outcome.folders):
-            fsync_folder(folder)
-        lines = [outcome.line for outcome in outcomes if outcome.line is not None]
         if not lines:
             return
         try:

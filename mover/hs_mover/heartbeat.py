@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hs_formats.control import HEARTBEAT_S, ControlFolder, MoverState, now_s
-from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
 from hs_mover.cgroups import find_mounts, host_memory, in_memory, memory_groups
 from hs_mover.config import MoverConfig
@@ -26,6 +25,9 @@ __all__ = ["Gauges", "Heartbeat", "measure_space", "on_shared_memory_mount"]
 _log = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount is compared, nothing is made there
+STUCK_S = 15.0
+"""A moving thread that does not come round for this long waits for a destination that hangs."""
+
 _MARKERS_S = 5.0
 _RATE_S = 5.0
 _MAX_REASON = 600
@@ -33,7 +35,10 @@ _MAX_REASON = 600
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the moving thread tells the heartbeat; replaced as a whole."""
+    """What the moving thread tells the heartbeat; replaced as a whole.
+
+    `turned_at_s`: when, on the monotonic clock, it last came round its loop.
+    """
 
     backlog_parts: int = 0
     backlog_bytes: int = 0
@@ -43,6 +48,14 @@ class Gauges:
     last_progress_s: float = 0.0
     trouble: str = ""
     stopping: bool = False
+    turned_at_s: float = float("inf")
+
+    def summary(self) -> str:
+        """What was moved and what waits, for the log."""
+        return (
+            f"{self.moved_parts} parts moved, {self.moved_bytes / 1e6:.1f} MB "
+            f"({self.stored_bytes / 1e6:.1f} MB stored), {self.backlog_parts} waiting"
+        )
 
 
 def measure_space(folder: Path) -> Space:
@@ -93,6 +106,7 @@ class Heartbeat:
         self._server_pids_at_s = -_MARKERS_S
         self._rates = _Rates()
         self._said = ""
+        self._error: BaseException | None = None
         self.state: MoverState | None = None
 
     def start(self) -> None:
@@ -110,15 +124,23 @@ class Heartbeat:
             self._record.close()
             self._record = None
 
+    def check(self) -> None:
+        """Raises whatever ended the heartbeat's thread; a mover that cannot say that it lives must not go on."""
+        if self._error is not None:
+            raise self._error
+
     def _run(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            self._beat()
+        try:
+            while not self._stop.wait(HEARTBEAT_S):
+                self._beat()
+        except BaseException as error:  # noqa: BLE001 - raised by `check`, in the moving thread
+            self._error = error
 
     def _beat(self) -> None:
         try:
             self.state = self._measure()
             self._write(self.state)
-        except (OSError, FormatError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a record too long, text in /proc that does not decode
             if str(error) != self._said:
                 self._said = str(error)
                 _log.warning("cannot write %s: %s", self._control.mover_file, error)
@@ -138,7 +160,11 @@ class Heartbeat:
             reserve_bytes = default_reserve(total_bytes, shared_memory_mount=shared)
         groups = self._groups() if in_memory(self._control.scratch, self._mountinfo) else []
         room = headroom(space, groups, reserve_bytes=reserve_bytes, high=config.high, low=config.low)
-        reason = gauges.trouble or self._fill.update(room, space)
+        silent_s = time.monotonic() - gauges.turned_at_s
+        if silent_s >= STUCK_S:  # only a call into the destination can take this long
+            reason = f"destination does not answer for {silent_s:.0f} s: check {config.dst}"
+        else:
+            reason = gauges.trouble or self._fill.update(room, space)
         at_s = now_s()
         in_rate, out_rate = self._rates.update(at_s, moved_bytes=gauges.moved_bytes, backlog_bytes=gauges.backlog_bytes)
         return MoverState(

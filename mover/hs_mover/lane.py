@@ -13,19 +13,16 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hs_formats.control import ControlFolder, now_s
-from hs_formats.durable import fsync_folder
 from hs_formats.errors import FormatError, PreflightError
-from hs_formats.names import PartName
 from hs_formats.stored import CODECS
 from hs_mover.backlog import Backlog, Waiting
-from hs_mover.books import Books
+from hs_mover.books import Books, sync_folders
 from hs_mover.checks import SourceChanged
 from hs_mover.config import MoverConfig, mover_id
 from hs_mover.destination import Destination
@@ -36,7 +33,7 @@ from hs_mover.pace import Pace
 from hs_mover.recover import recover_run, sweep_unclaimed
 from hs_mover.registry import Registry
 from hs_mover.scan import list_scratch
-from hs_mover.task import Identity, Known, LeftAlone, Outcome, SourceError, Task
+from hs_mover.task import Identity, LeftAlone, Outcome, SourceError, Task
 from hs_mover.trouble import Trouble
 from hs_mover.watch import FolderWatch
 from hs_mover.workers import Workers
@@ -91,6 +88,8 @@ class Lane:
         self._dirty = True
         self._scanned_at_s = float("-inf")
         self._scan_cost_s = 0.0
+        self._checked_at_s = float("-inf")
+        self._said = ""
         self._reported_at_s = time.monotonic()
         self._reported_parts = 0
         self._lock = ScratchLock(self.control)
@@ -124,11 +123,7 @@ class Lane:
 
     def summary(self) -> str:
         """One line: what was moved and what waits."""
-        g = self.gauges
-        return (
-            f"{self.control.scratch}: {g.moved_parts} parts moved, {g.moved_bytes / 1e6:.1f} MB "
-            f"({g.stored_bytes / 1e6:.1f} MB stored), {g.backlog_parts} waiting"
-        )
+        return f"{self.control.scratch}: {self.gauges.summary()}"
 
     def _something_came(self) -> None:
         self._dirty = True
@@ -152,6 +147,8 @@ class Lane:
         while True:
             self._wake.wait(self._pause_s())
             self._wake.clear()
+            self._heartbeat.check()
+            self.gauges = replace(self.gauges, turned_at_s=time.monotonic())
             self._collect()
             if self._stop.is_set():
                 self._finish()
@@ -209,12 +206,13 @@ class Lane:
         except PreflightError:
             raise
         except (FormatError, OSError) as error:
-            _log.warning("cannot look into %s: %s", self.control.scratch, error)
+            if str(error) != self._said:
+                _log.warning("cannot look into %s: %s", self.control.scratch, error)
+            self._said = str(error)
         self._scanned_at_s = time.monotonic()
         self._scan_cost_s = self._scanned_at_s - at_s
         self._watch.ensure()
-        if not (self._trouble and len(self._backlog)):  # else the next part tried will tell
-            self._check_destination()
+        self._check_destination()
         return True
 
     def _scan(self) -> None:
@@ -234,6 +232,10 @@ class Lane:
             self._unrecovered = self._registry.runs()
 
     def _check_destination(self) -> None:
+        at_s = time.monotonic()
+        if at_s < self._checked_at_s + SCAN_S or (self._trouble and len(self._backlog)):
+            return  # in trouble the next part tried will tell
+        self._checked_at_s = at_s
         try:
             self._destination.check()
         except OSError as error:
@@ -258,13 +260,17 @@ class Lane:
             while self._unrecovered and not self._stop.is_set():
                 books = self._loaded_books(self._unrecovered[-1])
                 if books is not None:
-                    recover_run(books, self._unrecovered[-1], self.mover_id, wait=self._stop.wait)
+                    recover_run(books, self._unrecovered[-1], self.mover_id, wait=self._turn_and_wait)
                 self._unrecovered.pop()
         except SourceError as error:
             _log.warning("cannot read %s", error)
         except OSError as error:
             self._hold(error)
         return not self._unrecovered
+
+    def _turn_and_wait(self, wait_s: float) -> None:
+        self.gauges = replace(self.gauges, turned_at_s=time.monotonic())
+        self._stop.wait(wait_s)
 
     def _loaded_books(self, run: str) -> Books | None:
         return self._registry.loaded_books_of(run, self._backlog.names)
@@ -298,7 +304,7 @@ class Lane:
             reference=None if books is None else books.reference(name),
             expected=None if books is None else books.info(),
             pace=self._pace.take,
-            find_line=_nothing if books is None else books.find,
+            find_line=None if books is None else books.find,
         )
 
     # -- taking back
@@ -358,10 +364,9 @@ class Lane:
             groups[books].append((part, outcome))
         for books, group in groups.items():
             try:
-                if books is None:
-                    _sync_folders(outcome for _, outcome in group)
-                else:
-                    books.commit([outcome for _, outcome in group])
+                sync_folders(outcome for _, outcome in group)
+                if books is not None:
+                    books.commit([outcome.line for _, outcome in group if outcome.line is not None])
             except OSError as error:
                 self._hold(error)
                 for part, _ in group:
@@ -402,13 +407,3 @@ class Lane:
         if at_s - self._reported_at_s >= _REPORT_S and self.gauges.moved_parts != self._reported_parts:
             _log.info("%s", self.summary())
             self._reported_at_s, self._reported_parts = at_s, self.gauges.moved_parts
-
-
-def _nothing(name: PartName) -> Known | None:
-    del name
-    return None
-
-
-def _sync_folders(outcomes: Iterable[Outcome]) -> None:
-    for folder in {folder for outcome in outcomes for folder in outcome.folders}:
-        fsync_folder(folder)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hs_formats.dataset import UNCLAIMED, DatasetPaths
+from hs_formats.durable import fsync_folder
 from hs_formats.errors import FormatError
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
@@ -19,7 +20,6 @@ from hs_mover.books import Books, run_lines
 from hs_mover.checks import PartDigest, read_blocks
 from hs_mover.destination import Destination
 from hs_mover.store import manifest_line, temporary_suffix
-from hs_mover.task import Identity, Outcome
 
 __all__ = ["adoptable", "recover_run", "stored_part", "sweep_unclaimed"]
 
@@ -33,6 +33,7 @@ def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float]
     """Clean up and adopt for one run of one dataset; returns the number of adopted parts.
 
     A part must lack its line twice, with a `wait` (seconds) between: another mover may just be about to write it.
+    `wait` is also called, with 0, before each part.
 
     Raises:
         OSError: the destination fails.
@@ -41,7 +42,7 @@ def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float]
     sweep_temporaries(paths.quarantine, mover_id)
     for folder in _folders(paths.data / run):
         sweep_temporaries(folder, mover_id)
-    batch: list[Outcome] = []
+    batch: list[ManifestLine] = []
     adopted = 0
     candidates = adoptable(paths, run)
     if candidates:
@@ -49,12 +50,13 @@ def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float]
         still = set(adoptable(paths, run))
         candidates = [candidate for candidate in candidates if candidate in still]
     for name, path in candidates:
+        wait(0)
         try:
-            line = stored_part(paths, name, path)
+            batch.append(stored_part(paths, name, path))
+            fsync_folder(path.parent)
         except FormatError as error:
             _log.warning("%s has no manifest line and is damaged, leaving it out: %s", path, error)
             continue
-        batch.append(Outcome(identity=Identity.of(path.stat()), line=line, folders=(path.parent,)))
         if len(batch) >= _BATCH:
             books.commit(batch)
             adopted += len(batch)

@@ -117,7 +117,7 @@ class _Work:
         if self.task.known is not None:
             return self._again(digest, info)
         if final.exists():
-            known = self.task.find_line(self.task.name)
+            known = None if self.task.find_line is None else self.task.find_line(self.task.name)
             if known is not None:
                 return self._again(digest, info, known)
             return self._adopt(final, relative, digest, info)

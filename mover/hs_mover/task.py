@@ -72,7 +72,7 @@ class Task:
     reference: Reference | None
     expected: DatasetInfo | None
     pace: Callable[[int], None]
-    find_line: Callable[[PartName], Known | None]
+    find_line: Callable[[PartName], Known | None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ import pytest
 
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.errors import StorageError
+from hs_mover import heartbeat
+from hs_mover.destination import Destination
 from movers import (
     MOVER,
     check_moved,
@@ -389,6 +391,30 @@ def test_a_file_cut_while_it_is_read_is_an_error_and_no_signal(src: Path, tmp_pa
     assert lines[path.name].status == "quarantined"
     assert "zip" in lines[path.name].reason
     assert lines[good.name].status == "stored"
+
+
+def test_a_destination_that_hangs_is_reported_and_the_heart_beats_on(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "STUCK_S", 1.0)
+    answers = threading.Event()
+    answers.set()
+    plain = Destination.check
+
+    def hanging(self: Destination) -> None:
+        answers.wait(30)
+        plain(self)
+
+    monkeypatch.setattr(Destination, "check", hanging)
+    with mover_thread(src, tmp_path / "data"):
+        wait_for(lambda: moving(src))
+        answers.clear()
+        wait_for(lambda: holding(src, "does not answer"))
+        state = state_of(src)
+        assert state is not None
+        assert state.alive(now_s())
+        answers.set()
+        wait_for(lambda: moving(src))
 
 
 def test_slow_fsync_only_slows(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
