@@ -44,7 +44,8 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ ' <|assistant|>' }}{% endif %}"
 )
 
-TINY_MODELS = ("tiny-llama", "tiny-dsv3")
+TINY_MODELS = ("tiny-llama", "tiny-dsv3", "wide-llama")
+"""wide-llama is the first with four times the hidden size: many bytes a token, to fill a scratch with."""
 
 
 def models_cache() -> Path:
@@ -97,20 +98,20 @@ def _build(name: str, folder: Path) -> None:
     # The caller's random state is none of our business.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20_240_607)
-        model = _llama() if name == "tiny-llama" else _deepseek_v3()
+        model = _deepseek_v3() if name == "tiny-dsv3" else _llama(HIDDEN_SIZE * (4 if name == "wide-llama" else 1))
         _rescale_stream(model)
         _randomise_routing_bias(model)
         model.to(torch.float32).save_pretrained(str(folder))
     _tokenizer().save_pretrained(str(folder))
 
 
-def _llama() -> Any:
+def _llama(hidden_size: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCAB_SIZE,
-            hidden_size=HIDDEN_SIZE,
+            hidden_size=hidden_size,
             intermediate_size=256,
             num_hidden_layers=NUM_LAYERS,
             num_attention_heads=4,
