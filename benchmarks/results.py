@@ -21,6 +21,7 @@ __all__ = ["RESULTS", "ResultFile", "latest", "load", "write_latest"]
 RESULTS = ROOT / "benchmarks" / "results"
 
 _VERSION = 1
+_NUMBERED = re.compile(r"\.([0-9]+)\.json$", re.ASCII)
 _BEGIN, _END = "<!-- latest result -->", "<!-- end of the latest result -->"
 
 
@@ -81,9 +82,8 @@ def load(path: Path) -> dict[str, Any]:
 def latest(case: str, folder: Path = RESULTS) -> list[tuple[Path, dict[str, Any]]]:
     """The newest valid result of `case` for each machine and label, full ones before quick ones; oldest name first."""
     found: dict[tuple[str, str], tuple[Path, dict[str, Any]]] = {}
-    paths = sorted((folder / case).glob("*.json"))
-    for path in paths:
-        record = load(path)
+    records = [(path, load(path)) for path in (folder / case).glob("*.json")]
+    for path, record in sorted(records, key=lambda item: (item[1]["started_at"], _number(item[0]))):
         if not record["valid"]:
             continue
         key = (str(record["machine"]["name"]), str(record.get("label", "")))
@@ -110,6 +110,11 @@ def _unused(path: Path) -> Path:
         free = path.with_name(f"{path.stem}.{number}.json")
         number += 1
     return free
+
+
+def _number(path: Path) -> int:
+    match = _NUMBERED.search(path.name)
+    return int(match[1]) if match else 1
 
 
 def _plain(value: object) -> Any:
