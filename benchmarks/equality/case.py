@@ -28,8 +28,11 @@ __all__ = ["QUESTION", "add_arguments", "plot", "prompt_lengths", "run", "table"
 
 QUESTION = "Are states captured under CUDA graphs equal to eager ones, and those of all TP ranks to each other?"
 
-_ROUNDING = 1e-2
-"""Relative difference that a bfloat16 model may show where kernels sum in another order."""
+_ROUNDING = 5e-2
+"""Largest relative difference that may come of bfloat16 kernels summing in another order, over all layers.
+
+A shifted row or a neighbouring layer differs ten times as much.
+"""
 
 _LAYER_CHANGE = 1e-2
 """Slots must differ by more than this, or equal states prove nothing."""
@@ -97,7 +100,7 @@ def run(options: argparse.Namespace) -> Path:
     generator = np.random.default_rng(options.seed)
     ids = [target.vocabulary.draw(n, generator) for n in lengths]
     arms = _chosen(options.arms, target)
-    redrawn = bool(options.dummy) and not options.keep_weights
+    redrawn = (bool(options.dummy) and not options.keep_weights) or bool(os.environ.get(VARIABLE))
     environment = {VARIABLE: "1"} if redrawn else {}
     file = ResultFile("equality", options.out, label=target.label, quick=options.quick)
     body: dict[str, Any] = {
