@@ -8,6 +8,7 @@ measured and not claimed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -227,8 +228,10 @@ class Server:
             process.wait()
 
     def remove_scratch(self) -> None:
-        """Free what this server wrote."""
+        """Free what this server wrote, and the folder above where it is empty."""
         shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.scratch.parent.rmdir()
 
     def markers(self) -> list[Marker]:
         """The living scheduler processes, by rank."""

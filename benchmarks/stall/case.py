@@ -63,6 +63,9 @@ def _tmpfs(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
+        for made in (folder, folder.parent):
+            with contextlib.suppress(OSError):
+                made.rmdir()
 
 
 def run(options: argparse.Namespace) -> Path:
