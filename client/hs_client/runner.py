@@ -379,8 +379,14 @@ class Runner:
             await self._outcome_ready.wait()
             self._outcome_ready = anyio.Event()
             batch = list(self._outcomes)
-            # A second record of a sample that is done already is an orphan: no line makes it count.
-            lines = [self._line(outcome) for outcome in batch if not (outcome.item.settled and outcome.verdict.done)]
+            # A second record of a sample that is done is an orphan: no line makes it count.
+            done = {id(outcome.item) for outcome in batch if outcome.item.settled}
+            lines: list[LedgerLine] = []
+            for outcome in batch:
+                if not (outcome.verdict.done and id(outcome.item) in done):
+                    lines.append(self._line(outcome))
+                if outcome.verdict.done:
+                    done.add(id(outcome.item))
             await self._ledger.commit(*lines)
             for outcome in batch:
                 await self._count(outcome)
