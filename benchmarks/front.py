@@ -85,5 +85,5 @@ def _report(name: str, folder: Path) -> None:
         shown = f"![{name}](../results/{name}/{picture.name})"
         sections.append(f"`{path.name}`, commit {record['commit'][:12]}:\n\n{case.table(record)}\n{shown}\n")
         sys.stdout.write(f"{picture}\n")
-    if sections:
+    if sections and folder == RESULTS:
         write_latest(name, "\n".join(sections))

@@ -80,16 +80,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def latest(case: str, folder: Path = RESULTS) -> list[tuple[Path, dict[str, Any]]]:
-    """The newest valid result of `case` for each machine and label, full ones before quick ones; oldest name first."""
+    """The newest valid full result of `case` for each machine and label."""
     found: dict[tuple[str, str], tuple[Path, dict[str, Any]]] = {}
     records = [(path, load(path)) for path in (folder / case).glob("*.json")]
     for path, record in sorted(records, key=lambda item: (item[1]["started_at"], _number(item[0]))):
-        if not record["valid"]:
-            continue
-        key = (str(record["machine"]["name"]), str(record.get("label", "")))
-        kept = found.get(key)
-        if kept is None or not record["quick"] or kept[1]["quick"]:
-            found[key] = (path, record)
+        if record["valid"] and not record["quick"]:
+            found[str(record["machine"]["name"]), str(record.get("label", ""))] = (path, record)
     return [found[key] for key in sorted(found)]
 
 

@@ -30,7 +30,7 @@ from benchmarks.load import Vocabulary
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker
 from hs_formats.errors import ServerLost, UsageError
 
-__all__ = ["DUMMIES", "Plugin", "Server", "Target", "add_target_arguments", "hooks_applied", "target_of"]
+__all__ = ["DUMMIES", "Plugin", "Server", "Target", "add_target_arguments", "target_of"]
 
 Plugin = Literal["none", "dormant", "capture"]
 
@@ -126,12 +126,6 @@ def _without_capture(environment: Mapping[str, str]) -> str:
     given = [name.strip() for name in environment.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
     names = given or [point.name for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
     return ",".join(dict.fromkeys(name for name in names if name != _CAPTURE_PLUGIN)) or "none"
-
-
-def hooks_applied(log: Path) -> int:
-    """How many functions SGLang's log says were hooked by our capture, over all of its processes."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return sum("hook(s) to" in line and _CAPTURE_PLUGIN in line for line in lines)
 
 
 class Server:

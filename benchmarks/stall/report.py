@@ -49,7 +49,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 3.5))
     for pid, rows in record["memory_samples"].items():
         axes.plot([row[0] for row in rows], [row[1] / 2**20 for row in rows], label=f"scheduler {pid}")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max(axes.get_ylim()[1], 1.0))
     axes.set_xlabel("seconds")
     axes.set_ylabel("anonymous memory, MiB")
     axes.set_title(

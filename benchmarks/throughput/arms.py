@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.drain import Drain
 from benchmarks.load import Load, Prompt, Vocabulary, drive, foreign_rids, our_rids
-from benchmarks.serving import Plugin, Server, Target, hooks_applied
+from benchmarks.serving import Plugin, Server, Target
 
 __all__ = ["ARMS", "Arm", "ArmResult", "Plan", "measure"]
 
@@ -82,7 +82,6 @@ class ArmResult:
     files_late_s: list[float] = field(default_factory=list)
     requests: int = 0
     captured_requests: int = 0
-    hooks_applied: int = 0
     capture: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -138,7 +137,6 @@ def measure(arm: Arm, plan: Plan, target: Target) -> ArmResult:
                         break
                     result.foreign.append(_block(server, source.block(ours=False), plan, result).tokens_per_s)
             _decode(server, source, plan, result)
-            result.hooks_applied = hooks_applied(server.log)
     finally:
         server.remove_scratch()
     return result

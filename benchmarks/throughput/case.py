@@ -132,8 +132,6 @@ def _least_seconds(arm: Arm, done: dict[str, ArmResult]) -> float:
 
 def _problems(result: ArmResult) -> list[str]:
     found = list(result.problems)
-    if result.plugin != "capture" and result.hooks_applied:
-        found.append(f"{result.hooks_applied} hooks were applied although the capture is {result.plugin}")
     if result.plugin == "capture":
         failed = sum(counters["failed"] for counters in result.capture)
         if failed or not result.capture:

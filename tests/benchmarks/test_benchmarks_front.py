@@ -16,7 +16,7 @@ from benchmarks.front import main
 from benchmarks.load import Prompt, Vocabulary, foreign_rids, our_rids
 from benchmarks.realistic_weights import redraw
 from benchmarks.results import ResultFile, latest, load, write_latest
-from benchmarks.serving import DUMMIES, hooks_applied
+from benchmarks.serving import DUMMIES
 from benchmarks.stall.watch import growth
 
 from hs_formats.boundaries import resolve_boundaries
@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(argv: list[str], words: str, capsys: pytest.Captu
 def test_the_newest_valid_result_is_kept_for_each_machine_and_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = iter("aabb")
+    names = iter("aabba")
     monkeypatch.setattr(machine, "describe", lambda: {"name": next(names), "gpus": []})
     paths = []
     for figure, problems in ((1, []), (2, []), (3, []), (4, ["a request failed"])):
@@ -67,6 +67,8 @@ def test_the_newest_valid_result_is_kept_for_each_machine_and_label(
     assert len(set(paths)) == 4
     assert [record["figure"] for _, record in latest("throughput", tmp_path)] == [2, 3]
     assert load(paths[3])["valid"] is False
+    ResultFile("throughput", tmp_path, label="m", quick=True).save({"label": "m"}, complete=True, problems=[])
+    assert len(latest("throughput", tmp_path)) == 2
     assert load(paths[0])["times_mean_something"] is False
 
 
@@ -116,17 +118,6 @@ def test_configs_of_known_models_are_complete(name: str) -> None:
     config = json.loads((DUMMIES[name] / "config.json").read_bytes())
     assert len(resolve_boundaries(config["num_hidden_layers"])) == 3
     assert config["torch_dtype"] == "bfloat16"
-
-
-def test_hooks_are_counted_in_the_servers_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "Applied 1 hook(s) to a.b (from: plugin=hs_capture, dist=hs-extract)\n"
-        "Applied 1 hook(s) to a.c (from: plugin=hs_cpu_profile, dist=hs-extract)\n"
-        "Skipping plugin hs_capture (not in SGLANG_PLUGINS)\n",
-        encoding="utf-8",
-    )
-    assert hooks_applied(log) == 1
 
 
 def test_growth_compares_late_with_early_and_leaves_the_warm_up_out() -> None:

@@ -22,8 +22,7 @@ def test_throughput_quick(tmp_path: Path) -> None:
     assert record["complete"]
     assert not record["times_mean_something"]
     none, capture = record["arms"]["off-none"], record["arms"]["off-capture"]
-    assert (none["hooks_applied"], none["captured_requests"], len(none["foreign"])) == (0, 0, 2)
-    assert capture["hooks_applied"] >= 3
+    assert (none["capture"], none["captured_requests"], len(none["foreign"])) == ([], 0, 2)
     assert capture["captured_requests"] == 32
     assert len(capture["ours"]) == len(capture["foreign"]) == 2
     (counters,) = capture["capture"]
