@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -58,7 +58,6 @@ class Target:
     server_args: tuple[str, ...]
     work: Path
     scratch: Path
-    environment: dict[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 600.0
 
     @property
@@ -170,7 +169,7 @@ class Server:
             *("--startup-timeout", str(target.startup_timeout_s), *capture, *options),
             *("--", *target.server_args, *arguments),
         ]
-        outside = {**os.environ, **target.environment, **(environment or {})}
+        outside = {**os.environ, **(environment or {})}
         self._environment = outside | {
             "PYTHONPATH": server_path(target.work / "path", outside),
             "HS_STATE_DIR": str(target.work / "state"),
@@ -205,7 +204,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """End the server and remove its scratch. What was to be written must be there already."""
+        """End the server, quickly: what was to be written must be there already."""
         process = self._process
         if process is None:
             return

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.drain import Drain
 from benchmarks.load import Load, Prompt, Vocabulary, drive, foreign_rids, our_rids
 from benchmarks.serving import Plugin, Server, Target
+from hs_formats.control import CaptureStatistics
 
 __all__ = ["ARMS", "Arm", "ArmResult", "Plan", "measure"]
 
@@ -168,7 +169,7 @@ def _alternate(server: Server, source: _Source, plan: Plan, result: ArmResult) -
     result.problems += [f"given up: {failure.rid} {failure.reason}" for failure in drain.failures]
 
 
-def _counters(item: Any) -> dict[str, Any]:
+def _counters(item: CaptureStatistics) -> dict[str, Any]:
     names = ("rank", "forwards", "graph_replays", "rows", "files", "bytes_written", "failed", "ring_bytes")
     return {
         **{name: getattr(item, name) for name in names},
