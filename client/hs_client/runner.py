@@ -8,7 +8,6 @@ outcomes in groups, the gate that pauses a lost server, the heartbeat.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -18,18 +17,20 @@ from hs_client.admission import RecordCost
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
-from hs_client.errors import MoverSilent, NothingWorks, ServerChanged, ServerGone, StorageStuck
+from hs_client.errors import NothingWorks, ServerChanged
 from hs_client.gate import ServerGate
 from hs_client.ledger_log import LedgerLog
+from hs_client.outcomes import Outcome, ledger_lines
 from hs_client.preflight import Place, ServerFacts, marker_differences
 from hs_client.prepare import Source
 from hs_client.scan import Scanner
 from hs_client.settings import RunSettings
 from hs_client.tally import Tally
+from hs_client.watch import Watch
 from hs_client.work import Item, WorkQueue
-from hs_formats.control import HEARTBEAT_S, now_s
+from hs_formats.control import HEARTBEAT_S
 from hs_formats.errors import HsError
-from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected
+from hs_formats.ledger import Failed, Intent, LedgerLine, Rejected
 from hs_formats.names import MAX_ATTEMPT, Rid
 
 __all__ = ["Runner"]
@@ -41,13 +42,6 @@ _INTERRUPT_S = 10.0
 _BEATS_TO_SERVER_CHECK = 5
 _FAILED_BEFORE_DONE = 64
 _FAILED_AFTER_DONE = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    item: Item
-    attempt: Attempt
-    verdict: Verdict
 
 
 class Runner:
@@ -84,7 +78,6 @@ class Runner:
         self._source = source
         self._ledger = ledger
         self._tally = tally
-        self._say = say
         self._cost = RecordCost.of(
             writers=marker.writers,
             ranks=len(marker.expected_ranks),
@@ -101,16 +94,11 @@ class Runner:
         self._keeper = CreditKeeper(place.control, run, outstanding=self._correlator.outstanding_bytes)
         self._admission = anyio.Lock()
         self._items: dict[str, Item] = {}
-        self._outcomes: list[_Outcome] = []
+        self._outcomes: list[Outcome] = []
         self._outcome_ready = anyio.Event()
         self._rows = 0
         self._failed_in_a_row = 0
-        self._said = ""
-        self._quiet_since_s = 0.0
-        self._moved_s = 0.0
-        self._heard_s = 0.0
-        self._last_used = -1
-        self._last_mover_s = -1.0
+        self._watch = Watch(settings, dst=place.paths.root.parent, at_s=anyio.current_time(), say=say)
         self.interrupted = False
         self._error: HsError | None = None
         self._scope = anyio.CancelScope()
@@ -139,7 +127,6 @@ class Runner:
         Raises:
             HsError: the run could not be finished; what is left stays pending.
         """
-        self._moved_s = self._heard_s = anyio.current_time()
         tls = shared_tls()
         try:
             with self._scope:
@@ -241,7 +228,7 @@ class Runner:
                 return self._attempt(item)
             decision = await self._keeper.take(need_bytes)
             if decision.verdict == "grant":
-                self._moved_s = anyio.current_time()
+                self._watch.moved(anyio.current_time())
                 return self._attempt(item)
             if decision.verdict == "never":
                 await self._give_up(item, "", Verdict("too large", decision.reason))
@@ -262,7 +249,7 @@ class Runner:
         attempt = Attempt(rid, item.sample, item.tries, self._cost, marker.writers, marker.expected_ranks)
         self._items[rid] = item
         if not self._correlator.count(Phase.FLYING):
-            self._heard_s = anyio.current_time()
+            self._watch.heard(anyio.current_time())
         self._correlator.add(attempt)
         return attempt
 
@@ -313,7 +300,7 @@ class Runner:
 
     def _server_spoke(self) -> None:
         self._gate.ok()
-        self._heard_s = anyio.current_time()
+        self._watch.heard(anyio.current_time())
 
     async def _again(self, item: Item, verdict: Verdict) -> None:
         if item.settled or self._queue.closed:
@@ -371,7 +358,7 @@ class Runner:
     def _on_settle(self, attempt: Attempt, verdict: Verdict) -> None:
         item = self._items.pop(attempt.rid, None)
         if item is not None:
-            self._outcomes.append(_Outcome(item, attempt, verdict))
+            self._outcomes.append(Outcome(item, attempt, verdict))
             self._outcome_ready.set()
 
     async def _settler(self) -> None:
@@ -379,34 +366,12 @@ class Runner:
             await self._outcome_ready.wait()
             self._outcome_ready = anyio.Event()
             batch = list(self._outcomes)
-            # A second record of a sample that is done is an orphan: no line makes it count.
-            done = {id(outcome.item) for outcome in batch if outcome.item.settled}
-            lines: list[LedgerLine] = []
-            for outcome in batch:
-                if not (outcome.verdict.done and id(outcome.item) in done):
-                    lines.append(self._line(outcome))
-                if outcome.verdict.done:
-                    done.add(id(outcome.item))
-            await self._ledger.commit(*lines)
+            await self._ledger.commit(*ledger_lines(batch))
             for outcome in batch:
                 await self._count(outcome)
             del self._outcomes[: len(batch)]
 
-    def _line(self, outcome: _Outcome) -> LedgerLine:
-        sample, attempt, verdict = outcome.item.sample, outcome.attempt, outcome.verdict
-        if not verdict.done:
-            return Failed(sample_id=sample.sample_id, rid=attempt.rid, kind=verdict.kind, reason=verdict.reason)
-        if attempt.answer is None:
-            return Done(sample_id=sample.sample_id, rid=attempt.rid, adopted=True)
-        return Done(
-            sample_id=sample.sample_id,
-            rid=attempt.rid,
-            finish_reason=attempt.answer.finish_type,
-            prompt_tokens=attempt.answer.prompt_tokens,
-            cached_tokens=attempt.answer.cached_tokens,
-        )
-
-    async def _count(self, outcome: _Outcome) -> None:
+    async def _count(self, outcome: Outcome) -> None:
         item, attempt, verdict = outcome.item, outcome.attempt, outcome.verdict
         if item.settled:
             return
@@ -435,60 +400,24 @@ class Runner:
         while True:
             await self._keeper.publish()
             await anyio.to_thread.run_sync(self._keeper.read_mover)
-            self._watch()
+            self._supervise()
             # A server can be replaced while nothing is in flight, so that no request notices.
             if beats % _BEATS_TO_SERVER_CHECK == 0:
                 await self._same_server()
             beats += 1
             await anyio.sleep(HEARTBEAT_S)
 
-    def _watch(self) -> None:
+    def _supervise(self) -> None:
         at_s = anyio.current_time()
-        if not self.waiting and self._said and at_s - self._quiet_since_s > 5.0:
-            self._said = ""
-        if self.waiting:
-            self._quiet_since_s = at_s
-        self._watch_server(at_s)
-        self._watch_storage(at_s)
-
-    def _watch_server(self, at_s: float) -> None:
-        self._heard_s = max(self._heard_s, self._correlator.last_part_s)
-        silent_s = at_s - self._heard_s
-        if self.in_flight and self._gate.is_open and silent_s > self._settings.server_timeout_s:
-            reason = f"{self.in_flight} requests in flight, and neither an answer nor a part file"
-            raise ServerGone(url=self._server.url, seconds=silent_s, reason=reason, left=self.left)
-
-    def _watch_storage(self, at_s: float) -> None:
-        mover = self._keeper.mover
-        if mover is not None and mover.last_progress_s != self._last_mover_s:
-            self._last_mover_s = mover.last_progress_s
-            self._moved_s = at_s
-        self._moved_s = max(self._moved_s, self._correlator.last_line_s)
-        reason = self._keeper.waiting or self._correlator.trouble
-        if not reason and not self._correlator.waits_for_mover():
-            self._moved_s = at_s
-            return
-        stuck_s = at_s - self._moved_s
-        if stuck_s <= self._settings.mover_timeout_s:
-            return
-        scratch = self._place.control.scratch
-        if mover is None or not mover.alive(now_s()):
-            raise MoverSilent(
-                reason="the mover has been silent", seconds=stuck_s, left=self.left, scratch=scratch, dst=self._dst
-            )
-        if mover.state != "moving":
-            reason = f"the mover holds: {mover.reason}"
-        raise StorageStuck(
-            seconds=stuck_s, reason=reason or "the mover stores nothing", left=self.left, scratch=scratch
-        )
-
-    @property
-    def _dst(self) -> str:
-        return str(self._place.paths.root.parent)
+        correlator, watch = self._correlator, self._watch
+        watch.calm(at_s, waiting=bool(self.waiting))
+        watch.heard(correlator.last_part_s)
+        watch.moved(correlator.last_line_s)
+        if self._gate.is_open:
+            watch.check_server(at_s, in_flight=self.in_flight, left=self.left)
+        reason = self._keeper.waiting or correlator.trouble
+        waiting = bool(reason) or correlator.waits_for_mover()
+        watch.check_storage(at_s, mover=self._keeper.mover, reason=reason, waiting=waiting, left=self.left)
 
     def _announce(self, reason: str) -> None:
-        """Say once per change what the run waits for."""
-        self._quiet_since_s = anyio.current_time()
-        if reason != self._said:
-            self._said = reason
-            self._say(f"waiting for {reason}")
+        self._watch.announce(reason, anyio.current_time())
