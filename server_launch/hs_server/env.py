@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = [
     "BOUNDARIES",
     "DEFAULT_RING_BYTES",
+    "DEFAULT_STAGING_BYTES",
     "DUMP_DIR",
     "NONCE",
     "RING_BYTES",
+    "STAGING_BYTES",
     "WRITERS",
 ]
 
@@ -27,3 +29,9 @@ RING_BYTES = "SGLANG_HS_RING_BYTES"
 """Host memory that captured rows may occupy between the forward pass and their file."""
 
 DEFAULT_RING_BYTES = 2 << 30
+
+STAGING_BYTES = "SGLANG_HS_STAGING_BYTES"
+"""Device memory for captured rows that have not left for the host. Where it holds the rows of a whole prefill batch,
+the forward stream never waits for a transfer."""
+
+DEFAULT_STAGING_BYTES = 512 << 20

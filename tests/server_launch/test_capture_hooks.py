@@ -134,6 +134,7 @@ def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
         (env.NONCE, "xyz"),
         (env.RING_BYTES, "-5"),
         (env.RING_BYTES, "1e9"),
+        (env.STAGING_BYTES, "0"),
     ],
 )
 def test_settings_name_the_variable_they_refuse(name: str, value: str) -> None:

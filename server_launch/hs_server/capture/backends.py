@@ -18,6 +18,10 @@ from hs_server.capture.ring import HostRing, RingSlot
 __all__ = ["CopyBackend", "CudaBackend", "HostBackend", "backend_for"]
 
 
+_PIECE_BYTES = 4 << 20
+"""Transferred in one command: 75 µs at PCIe 5 speed."""
+
+
 class CopyBackend(Protocol):
     """Copies blocks."""
 
@@ -33,10 +37,11 @@ class CopyBackend(Protocol):
 
 
 def _gather(target: torch.Tensor, moves: Sequence[Move], sources: Sequence[torch.Tensor]) -> None:
+    flat = target.view(target.shape[0], -1)
     for move in moves:
-        rows = target[move.at : move.at + move.rows]
-        for index, source in enumerate(sources):
-            rows[:, index].copy_(source[move.first : move.first + move.rows])
+        rows = flat[move.at : move.at + move.rows]
+        # One kernel for all slots, with vectorised loads and stores, unlike a strided copy for each of them.
+        torch.cat([source[move.first : move.first + move.rows] for source in sources], dim=1, out=rows)
 
 
 class HostBackend:
@@ -62,36 +67,40 @@ class _Stage:
 
 
 class CudaBackend:
-    """Sources on a GPU: gathered on the forward stream into one of two staging buffers, sent on by a side stream.
+    """Sources on a GPU: gathered on the forward stream into staging buffers used in turn, sent on by a side stream.
 
-    Nothing here waits on the host. The forward stream waits, on the device, only for the transfer of the block before
-    the last one, which is over long before unless the copies outrun PCIe.
+    Nothing here waits on the host. The forward stream waits, on the device, only when all staging buffers are still on
+    their way: with room for the rows of a whole batch it does not, since the transfer of one batch is over long before
+    the next one is computed. With two buffers a batch of four blocks stalls for two transfers (1.3 % of the prefill
+    throughput of an 8B model on an H200).
 
     Args:
         ring: its slots get one event each.
         device: where the model's states are.
+        staging_bytes: device memory to take; at least two buffers of a ring slot's size.
 
     Raises:
         torch.cuda.OutOfMemoryError: no room for the staging buffers.
     """
 
-    def __init__(self, ring: HostRing, device: torch.device) -> None:
+    def __init__(self, ring: HostRing, device: torch.device, *, staging_bytes: int) -> None:
         shape = ring.slots[0].rows.shape
         dtype = ring.slots[0].rows.dtype
         with torch.cuda.device(device):
             self._side = torch.cuda.Stream(device=device)
             self._stages = [
                 _Stage(torch.empty(shape, dtype=dtype, device=device), torch.cuda.Event(), torch.cuda.Event())
-                for _ in range(2)
+                for _ in range(max(2, staging_bytes // ring.slot_bytes))
             ]
             # blocking: a writer thread that waits must sleep, not spin on a core that the scheduler needs.
             self._arrived = [torch.cuda.Event(blocking=True) for _ in ring.slots]
         self._turn = 0
+        self._piece_rows = max(1, _PIECE_BYTES * ring.block_rows // ring.slot_bytes)
 
     def copy(self, slot: RingSlot, moves: Sequence[Move], sources: Sequence[torch.Tensor]) -> Callable[[], None]:
         """See `CopyBackend.copy`."""
         stage = self._stages[self._turn]
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % len(self._stages)
         forward = torch.cuda.current_stream(stage.rows.device)
         forward.wait_event(stage.drained)
         _gather(stage.rows, moves, sources)
@@ -100,15 +109,19 @@ class CudaBackend:
         rows = moves[-1].at + moves[-1].rows
         arrived = self._arrived[slot.index]
         with torch.cuda.stream(self._side):
-            slot.rows[:rows].copy_(stage.rows[:rows], non_blocking=True)
+            # In pieces: one copy engine serves all transfers to the host in order, and the server's own small ones
+            # (sampled tokens, lengths) must not wait behind a whole block.
+            for at in range(0, rows, self._piece_rows):
+                stop = min(rows, at + self._piece_rows)
+                slot.rows[at:stop].copy_(stage.rows[at:stop], non_blocking=True)
             stage.drained.record(self._side)
             arrived.record(self._side)
         wait: Callable[[], None] = arrived.synchronize
         return wait
 
 
-def backend_for(ring: HostRing, device: torch.device) -> CopyBackend:
-    """The backend for states on `device`.
+def backend_for(ring: HostRing, device: torch.device, *, staging_bytes: int) -> CopyBackend:
+    """The backend for states on `device`; see `CudaBackend` for the arguments.
 
     Raises:
         ValueError: there is none.
@@ -116,5 +129,5 @@ def backend_for(ring: HostRing, device: torch.device) -> CopyBackend:
     if device.type == "cpu":
         return HostBackend()
     if device.type == "cuda":
-        return CudaBackend(ring, device)
+        return CudaBackend(ring, device, staging_bytes=staging_bytes)
     raise ValueError(f"no copy path from device {device}")

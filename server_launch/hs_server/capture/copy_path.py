@@ -19,7 +19,7 @@ __all__ = ["MAX_BLOCK_BYTES", "RING_WAIT_S", "CopyPath", "Piece", "ring_shape"]
 RING_WAIT_S = 2.0
 """How long one forward pass may make the scheduler wait for room in the ring before its requests are given up."""
 
-MAX_BLOCK_BYTES = 64 << 20
+MAX_BLOCK_BYTES = 32 << 20
 """Largest ring slot and staging buffer; large enough that a transfer runs at PCIe speed."""
 
 _MIN_SLOTS = 4

@@ -65,11 +65,16 @@ class HostRing:
     def __init__(self, slots: int, shape: tuple[int, int, int], dtype: torch.dtype, *, pinned: bool) -> None:
         memory = torch.empty((slots, *shape), dtype=dtype, pin_memory=pinned)
         self.slots = [RingSlot(index, memory[index], self._put_back) for index in range(slots)]
-        self.bytes = memory.numel() * memory.element_size()
+        self.bytes = int(memory.numel() * memory.element_size())
         self.waits = 0
         self.waited_s = 0.0
         self._free = deque(self.slots)
         self._changed = threading.Condition()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of one slot."""
+        return self.bytes // len(self.slots)
 
     @property
     def block_rows(self) -> int:

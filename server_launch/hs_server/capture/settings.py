@@ -27,6 +27,7 @@ class CaptureSettings:
     writers: Writers
     nonce: str
     ring_bytes: int
+    staging_bytes: int
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CaptureSettings:
@@ -49,7 +50,13 @@ class CaptureSettings:
         nonce = environment.get(env.NONCE) or secrets.token_hex(8)
         if not is_nonce(nonce):
             raise CaptureRefused(f"{env.NONCE}={nonce!r} is not sixteen lower-case hex digits")
-        size = environment.get(env.RING_BYTES) or str(env.DEFAULT_RING_BYTES)
-        if not size.isascii() or not size.isdigit() or int(size) == 0:
-            raise CaptureRefused(f"{env.RING_BYTES}={size!r} is not a positive number of bytes")
-        return cls(dump_dir, boundaries, writers, nonce, int(size))
+        ring_bytes = _positive(environment, env.RING_BYTES, env.DEFAULT_RING_BYTES)
+        staging_bytes = _positive(environment, env.STAGING_BYTES, env.DEFAULT_STAGING_BYTES)
+        return cls(dump_dir, boundaries, writers, nonce, ring_bytes, staging_bytes)
+
+
+def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise CaptureRefused(f"{name}={text!r} is not a positive number of bytes")
+    return int(text)

@@ -175,11 +175,11 @@ def _make_copy_path(
         device = torch.device("cuda", torch.cuda.current_device())
     try:
         ring = HostRing(slots, (block_rows, meta.slots, meta.hidden_size), dtype, pinned=device.type == "cuda")
-        return CopyPath(ring, backend_for(ring, device), writer, failed)
+        return CopyPath(ring, backend_for(ring, device, staging_bytes=settings.staging_bytes), writer, failed)
     except (RuntimeError, ValueError) as error:
         raise CaptureRefused(
             f"the ring of {settings.ring_bytes} bytes or its staging buffers cannot be had: {error}; "
-            f"set {env.RING_BYTES} lower"
+            f"set {env.RING_BYTES} or {env.STAGING_BYTES} lower"
         ) from error
 
 
