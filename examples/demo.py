@@ -21,7 +21,7 @@ from pathlib import Path
 
 from smollm import MODEL_NAME, smollm_folder
 
-from hs_formats.control import ControlFolder, now_s
+from hs_formats.control import DEFAULT_SCRATCH, ControlFolder, now_s
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -30,7 +30,6 @@ OUT = ROOT / "demo-out"
 DATASET = OUT / PROMPTS.stem
 
 DEFAULT_PORT = 8000
-DEFAULT_SCRATCH = Path("/dev/shm/sglang_hs")
 CHUNK_TOKENS = 256
 TOLERANCE = 1e-3
 

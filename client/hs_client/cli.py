@@ -15,7 +15,7 @@ __all__ = ["cli", "main"]
 _SCRATCH = click.option(
     "--scratch",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Dump folder of the server.  [default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs]",
+    help="The tmpfs folder that the server writes to.  [default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs]",
 )
 
 
@@ -129,12 +129,13 @@ def run(
     A repeated command goes on where the last one stopped: what is done is never sent again.
     """
     from hs_client.run_command import run_command
-    from hs_client.settings import RunSettings, parse_shard, scratch_from
+    from hs_client.settings import RunSettings, parse_shard
+    from hs_formats.control import default_scratch
 
     settings = RunSettings(
         files=files,
         server=server.rstrip("/"),
-        scratch=scratch_from(scratch).absolute(),
+        scratch=(scratch or default_scratch()).absolute(),
         dataset=dataset,
         tokenizer=tokenizer,
         trust_remote_code=trust_remote_code,
@@ -158,10 +159,10 @@ def run(
 @_SCRATCH
 def status(scratch: Path | None) -> None:
     """Say what servers, mover and clients of a scratch folder do."""
-    from hs_client.settings import scratch_from
     from hs_client.status_command import status_lines
+    from hs_formats.control import default_scratch
 
-    for line in status_lines(scratch_from(scratch).absolute()):
+    for line in status_lines((scratch or default_scratch()).absolute()):
         click.echo(line)
 
 
@@ -186,10 +187,10 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
     quarantined parts, and parts of runs that nobody claimed. Records that the next run may adopt are left alone.
     """
     from hs_client.prune_command import delete, find_orphans
-    from hs_client.settings import scratch_from
     from hs_client.tally import show_bytes
+    from hs_formats.control import default_scratch
 
-    orphans = find_orphans(dataset, scratch_from(scratch).absolute())
+    orphans = find_orphans(dataset, (scratch or default_scratch()).absolute())
     for orphan in orphans:
         click.echo(f"{orphan.path}  {show_bytes(orphan.size_bytes)}  {orphan.why}")
     if not yes:

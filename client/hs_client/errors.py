@@ -41,7 +41,7 @@ class NothingWorks(ServerLost):
 
 class NoPlugin(PreflightError):
     """the server at {url} answers, but no capture of a server on port {port} is armed in {scratch} ({found}): start the
-    server with `hs-server launch`, or name its dump folder with --scratch"""
+    server with `hs-server launch`, or name its folder with --scratch"""
 
 
 class ServerChanged(PreflightError):

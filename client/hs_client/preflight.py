@@ -126,7 +126,7 @@ def marker_differences(old: Marker, new: Marker) -> list[str]:
 
 def _what_is_there(control: ControlFolder) -> str:
     if not control.root.is_dir():
-        return "there is no such dump folder"
+        return "there is no such folder"
     markers = control.markers()
     live = sorted({marker.port for marker, alive in markers if alive})
     if live:

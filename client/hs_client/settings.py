@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hs_formats.control import DEFAULT_SCRATCH
 from hs_formats.dataset import check_dataset_name
 from hs_formats.errors import FormatError, UsageError
 
 __all__ = [
-    "DEFAULT_SCRATCH",
     "DEFAULT_SERVER",
     "RunSettings",
     "dataset_name",
     "parse_shard",
-    "scratch_from",
     "server_port",
 ]
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
-DEFAULT_SCRATCH = Path("/dev/shm/sglang_hs")  # noqa: S108 - the tmpfs that the whole tool is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class RunSettings:
     concurrency: int = 64
     part_timeout_s: float = 60.0
     mover_timeout_s: float = 600.0
-    server_timeout_s: float = 180.0
+    server_timeout_s: float = 300.0
     request_timeout_s: float = 600.0
     max_retries: int = 2
     limit: int | None = None
@@ -51,11 +48,6 @@ class RunSettings:
     dry_run: bool = False
     progress_interval_s: float = 10.0
     admission: bool = True
-
-
-def scratch_from(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """``--scratch``, else ``$SGLANG_HS_DUMP_DIR``, else the default."""
-    return given or Path(environment.get("SGLANG_HS_DUMP_DIR") or DEFAULT_SCRATCH)
 
 
 def dataset_name(given: str, files: Sequence[Path]) -> str:

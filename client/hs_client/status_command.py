@@ -23,7 +23,7 @@ def status_lines(scratch: Path) -> Iterator[str]:
     """
     control = ControlFolder(scratch)
     if not control.root.is_dir():
-        raise PreflightError(f"{scratch} is no dump folder: it has no {control.root.name}; name yours with --scratch")
+        raise PreflightError(f"{scratch} is no scratch: it has no {control.root.name}; name yours with --scratch")
     at_s = now_s()
     yield f"scratch    {scratch}, {show_bytes(used_bytes(scratch))} used"
     yield from _servers(control)

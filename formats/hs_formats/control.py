@@ -15,7 +15,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from hs_formats.tiling import Writers
 __all__ = [
     "CLIENT_GRACE_S",
     "CONTROL_FOLDER",
+    "DEFAULT_SCRATCH",
     "HEARTBEAT_S",
     "STALE_S",
     "CaptureStatistics",
@@ -38,10 +39,13 @@ __all__ = [
     "Marker",
     "MoverState",
     "RunState",
+    "default_scratch",
     "now_s",
 ]
 
 CONTROL_FOLDER = ".hs"
+
+DEFAULT_SCRATCH = Path("/dev/shm/sglang_hs")  # noqa: S108 - made 0700, and refused where it is another user's
 
 HEARTBEAT_S = 1.0
 """Period of the mover's and the clients' heartbeats."""
@@ -51,6 +55,11 @@ STALE_S = 5.0
 
 CLIENT_GRACE_S = 30.0
 """How long the promise of a client outlives its heartbeat: requests it has sent may still fill scratch."""
+
+
+def default_scratch(environment: Mapping[str, str] = os.environ) -> Path:
+    """Scratch where no option names it: ``$SGLANG_HS_DUMP_DIR``, else `DEFAULT_SCRATCH`."""
+    return Path(environment.get("SGLANG_HS_DUMP_DIR") or DEFAULT_SCRATCH)
 
 
 def now_s() -> float:

@@ -1,7 +1,8 @@
 """What can go wrong, one class for each exit code.
 
-A command ends with one line on standard error, ``error: <text>``, and its class's exit code. The docstring of a class
-is the template of its text; subclasses of the parts bring their own templates.
+A command ends with ``error: <text>`` on standard error, what else the user should see in indented lines after it, and
+with the exit code of the error's class. The docstring of a class is the template of its text; the parts bring
+subclasses with templates of their own.
 """
 
 from __future__ import annotations

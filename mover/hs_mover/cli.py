@@ -82,7 +82,7 @@ def _codecs() -> list[str]:
     multiple=True,
     envvar="HS_MOVER_SRC",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Scratch: the tmpfs folder that the server dumps to. Made when missing. May be given several times.",
+    help="Scratch: the tmpfs folder that the server writes to. Made when missing. May be given several times.",
 )
 @click.option(
     "--dst",

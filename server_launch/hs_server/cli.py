@@ -29,8 +29,8 @@ _LAUNCH_DESCRIPTION = """\
 Starts SGLang with the capture armed and stays until it is stopped (Ctrl-C, SIGTERM, or `hs-server stop`).
 
 The server counts as ready only when SGLang answers and every scheduler process has proved, by a marker file in
-the dump folder, that its capture is armed. The last line printed is then `ready URL`. Otherwise the launch stops
-and says why.
+scratch, that its capture is armed. The last line printed is then `ready URL`. Otherwise the launch stops and says
+why.
 
 A boundary b is the residual stream after b decoder layers, transformers' hidden_states[b]. The state after the
 final norm is always captured too. Without a choice the boundaries are 2, L//2 and L-3 of L layers.
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if pass_through and options.command != "launch":
         parser.error(f"{options.command} takes nothing after `--`")
 
-    from hs_server.errors import HsServerError
+    from hs_formats.errors import HsError
 
     try:
         if options.command == "launch":
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         command = servers.status if options.command == "status" else servers.stop
         return command(options.port, os.environ)
-    except HsServerError as error:
-        print(f"hs-server: {error}", file=sys.stderr)
+    except HsError as error:
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -158,14 +158,14 @@ def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
     from pathlib import Path
 
-    from hs_server.dump_dir import default_dump_dir
-    from hs_server.errors import UsageError
+    from hs_formats.control import default_scratch
+    from hs_formats.errors import UsageError
     from hs_server.launch import LaunchOptions, launch
     from hs_server.plan import CaptureRequest, LaunchRequest
 
     capture = None
     if not options.no_capture:
-        folder = Path(options.dump_dir) if options.dump_dir else default_dump_dir(os.environ)
+        folder = Path(options.dump_dir) if options.dump_dir else default_scratch(os.environ)
         capture = CaptureRequest(
             dump_dir=folder.absolute(),
             boundaries=_ids("--boundaries", options.boundaries),
@@ -191,8 +191,7 @@ def _ids(option: str, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     from hs_formats.boundaries import parse_ids
-    from hs_formats.errors import FormatError
-    from hs_server.errors import UsageError
+    from hs_formats.errors import FormatError, UsageError
 
     try:
         return parse_ids(text)

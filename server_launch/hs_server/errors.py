@@ -1,40 +1,13 @@
-"""What can go wrong for a user of `hs-server`: one class for each exit code.
-
-The text of an error is a whole message for the terminal: what is wrong, and after a newline what to do about it.
-"""
+"""What ends `hs-server` beside the errors that all commands share."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from hs_formats.errors import HsError
 
-__all__ = ["HsServerError", "InterruptedLaunchError", "RefusedError", "ServerLostError", "UsageError"]
-
-
-class HsServerError(Exception):
-    """Root of the errors that end `hs-server` with a message instead of a traceback."""
-
-    exit_code: ClassVar[int] = 1
+__all__ = ["LaunchInterrupted"]
 
 
-class UsageError(HsServerError):
-    """The command line asks for something impossible or ambiguous."""
-
-    exit_code = 2
-
-
-class RefusedError(HsServerError):
-    """A check failed: before the launch, or because the capture did not prove that it is armed."""
-
-    exit_code = 3
-
-
-class ServerLostError(HsServerError):
-    """SGLang ended, did not become ready in time, or is not running."""
-
-    exit_code = 4
-
-
-class InterruptedLaunchError(HsServerError):
-    """A signal ended the launch before the server was ready; the server was stopped."""
+class LaunchInterrupted(HsError):
+    """{signal}: the server was stopped before it was ready"""
 
     exit_code = 130

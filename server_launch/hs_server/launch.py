@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hs_formats.errors import PreflightError, ServerLost, UsageError
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
-from hs_server.errors import InterruptedLaunchError, RefusedError, ServerLostError, UsageError
+from hs_server.errors import LaunchInterrupted
 from hs_server.plan import make_plan
 from hs_server.preflight import check_plugins, check_port, check_sglang, view_plugins
 from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take_signal
@@ -63,7 +64,7 @@ def launch(request: LaunchRequest, options: LaunchOptions, environment: Mapping[
     """Launch and, unless detached, stay until the server ends or a signal stops it; returns the exit code.
 
     Raises:
-        HsServerError: the launch was refused, failed, or was interrupted; nothing is left running then.
+        HsError: the launch was refused, failed, or was interrupted; nothing is left running then.
     """
     plan = make_plan(request, environment)
     version = check_sglang(capture=request.capture is not None)
@@ -98,7 +99,7 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, versio
             server.wait_ready(timeout_s=options.startup_timeout_s)
         except _StopAskedError as asked:
             server.stop()
-            raise InterruptedLaunchError(f"{asked}: the server was stopped before it was ready") from None
+            raise LaunchInterrupted(signal=asked) from None
         except BaseException:
             server.stop()
             raise
@@ -138,7 +139,7 @@ class _Server:
 
         Raises:
             UsageError: the log cannot be written.
-            RefusedError: the state folder cannot be written.
+            PreflightError: the state folder cannot be written.
         """
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ class _Server:
             server._sentinel = Sentinel.post(group)
         except OSError as error:
             server.stop()
-            raise RefusedError(
+            raise PreflightError(
                 f"the launch cannot be recorded: {error}\n  name a state folder in HS_STATE_DIR"
             ) from None
         return server
@@ -166,8 +167,8 @@ class _Server:
         """Return once SGLang answers and every rank has proved that its capture is armed.
 
         Raises:
-            ServerLostError: SGLang ended or took too long.
-            RefusedError: it answers, but the capture is not armed.
+            ServerLost: SGLang ended or took too long.
+            PreflightError: it answers, but the capture is not armed.
         """
         started = time.monotonic()
         said = started
@@ -176,7 +177,7 @@ class _Server:
             self._check_running("before it was ready")
             waited_s = time.monotonic() - started
             if waited_s > timeout_s:
-                raise ServerLostError(
+                raise ServerLost(
                     f"SGLang was not ready after {waited_s:.0f} s\n"
                     f"  allow more with --startup-timeout\n{self._last_lines()}"
                 )
@@ -192,7 +193,7 @@ class _Server:
         """Wait until SGLang ends by itself.
 
         Raises:
-            ServerLostError: always, once it has ended.
+            ServerLost: always, once it has ended.
         """
         while True:
             number = take_signal(1.0, also_child=True)
@@ -204,7 +205,7 @@ class _Server:
         """End every process of the launch; a second signal makes it quick.
 
         Raises:
-            ServerLostError: some process could not even be killed.
+            ServerLost: some process could not even be killed.
         """
         asked_again = False
 
@@ -216,7 +217,7 @@ class _Server:
         report = self._record.group.stop(hurry=hurry, reap=self._child.poll)
         self._child.poll()
         if report.left:
-            raise ServerLostError(f"these processes of the server cannot be killed: {list(report.left)}")
+            raise ServerLost(f"these processes of the server cannot be killed: {list(report.left)}")
         self._store.remove(self._record)
         self.let_go()
 
@@ -231,12 +232,12 @@ class _Server:
             return
         reason = refusal(self._log)
         if reason is not None:
-            raise RefusedError(f"the capture refused to start: {reason}\n  log: {self._log}")
+            raise PreflightError(f"the capture refused to start: {reason}\n  log: {self._log}")
         said = [line for line in log_tail(self._log, lines=400) if ": error: " in line]
         if code == _ARGPARSE_EXIT and said:
             raise UsageError(f"SGLang does not take these arguments: {said[-1].partition(': error: ')[2]}")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise ServerLostError(f"SGLang ended {when} ({how})\n{self._last_lines()}")
+        raise ServerLost(f"SGLang ended {when} ({how})\n{self._last_lines()}")
 
     def _check_armed(self) -> None:
         capture = self._plan.request.capture
@@ -250,7 +251,7 @@ class _Server:
                 break
             self._check_running("while its start-up markers were awaited")
             if time.monotonic() > deadline:
-                raise RefusedError(why_not_armed(state, self._log))
+                raise PreflightError(why_not_armed(state, self._log))
             _pause(_POLL_S)
         for line in capture_lines(state):
             _say(line)
@@ -264,13 +265,13 @@ def _clear_leftovers(store: RecordStore, port: int) -> None:
     """End what a server on `port` left behind when it died.
 
     Raises:
-        RefusedError: that server still runs.
+        PreflightError: that server still runs.
     """
     record = store.find(port)
     if record is None:
         return
     if record.group.leader_alive():
-        raise RefusedError(
+        raise PreflightError(
             f"port {port} is taken by pid {record.pid}, a server launched here ({record.model_path})\n"
             f"  hs-server stop --port {port}, or choose another --port"
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hs_formats.errors import UsageError
 from hs_server.arguments import flag_value
-from hs_server.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.boundaries import boundary_table, resolve_boundaries
-from hs_formats.errors import FormatError
+from hs_formats.errors import FormatError, UsageError
 from hs_server import env
 from hs_server.arguments import Topology, merge_arguments, refuse_launcher_flags
-from hs_server.errors import UsageError
 from hs_server.model_config import ModelConfig, read_model_config
 from hs_server.profiles import Profile, find_profile, nccl_environment
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hs_server.errors import RefusedError
+from hs_formats.errors import PreflightError
 from hs_server.processes import command_line, port_owner
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
     """Make sure that SGLang will load the plugins that the launch relies on.
 
     Raises:
-        RefusedError: it would not.
+        PreflightError: it would not.
     """
     needed = [CAPTURE_PLUGIN] if plan.request.capture is not None else []
     if plan.profile.cpu:
@@ -80,17 +80,17 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
         needed.append(CPU_PLUGIN)
     for plugin in needed:
         if (reason := view.reason_missing(plugin)) is not None:
-            raise RefusedError(reason)
+            raise PreflightError(reason)
 
 
 def check_sglang(*, capture: bool) -> str:
     """The version of the installed SGLang.
 
     Raises:
-        RefusedError: there is none, or it is too old to load plugins.
+        PreflightError: there is none, or it is too old to load plugins.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise RefusedError(
+        raise PreflightError(
             f"SGLang is not installed in {sys.prefix}\n"
             "  run hs-server from SGLang's own environment, with hs-extract installed there"
         )
@@ -100,7 +100,7 @@ def check_sglang(*, capture: bool) -> str:
         return "unknown"
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     if capture and numbers and numbers < _FIRST_WITH_PLUGINS:
-        raise RefusedError(
+        raise PreflightError(
             f"SGLang {version} has no plugins; the capture needs 0.5.11 or newer\n"
             "  upgrade SGLang, or launch with --no-capture"
         )
@@ -111,14 +111,14 @@ def check_port(host: str, port: int) -> None:
     """Make sure that a server can listen on `host`:`port`.
 
     Raises:
-        RefusedError: it is taken (the owner is named where it can be seen), or the address is not this machine's.
+        PreflightError: it is taken (the owner is named where it can be seen), or the address is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise RefusedError(f"--host {host}: {error.strerror}") from None
+        raise PreflightError(f"--host {host}: {error.strerror}") from None
     with socket.socket(family, kind, protocol) as probe:
         # As servers do: connections of a server that has ended must not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,10 +126,10 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise RefusedError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+                raise PreflightError(f"cannot listen on {host}:{port}: {error.strerror}") from None
             owner = port_owner(port)
             by = f"pid {owner} ({command_line(owner)[:120]})" if owner is not None else "a process of another user"
-            raise RefusedError(
+            raise PreflightError(
                 f"port {port} is taken by {by}\n"
                 f"  stop it (`hs-server stop --port {port}` if it is one of ours), or choose another --port"
             ) from None

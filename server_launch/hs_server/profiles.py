@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hs_server.errors import UsageError
+from hs_formats.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

