@@ -16,7 +16,7 @@ from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, MoverState
 from hs_formats.part import PART_OVERHEAD_BYTES
 from hs_formats.tiling import Writers
 
-__all__ = ["CreditView", "Decision", "RecordCost", "decide", "others_promised", "someone_waits"]
+__all__ = ["CreditView", "Decision", "RecordCost", "decide", "mover_trouble", "others_promised", "someone_waits"]
 
 _ID_BYTES = 8
 
@@ -101,24 +101,32 @@ def someone_waits(clients: Iterable[ClientState], run: str, at_s: float) -> bool
     return any(client.run != run and client.waiting and at_s - client.heartbeat_s < STALE_S for client in clients)
 
 
+def mover_trouble(mover: MoverState | None, at_s: float) -> str:
+    """Why the mover stores nothing now, as something that is waited for; empty while it moves."""
+    if mover is None:
+        return "the mover: it has never run here"
+    if not mover.alive(at_s):
+        how = "it stops" if mover.state == "stopping" else f"silent for {at_s - mover.heartbeat_s:.0f} s"
+        return f"the mover: {how}"
+    return "" if mover.state == "moving" else f"the mover, which holds: {mover.reason or 'no reason given'}"
+
+
 def decide(view: CreditView, need_bytes: int, *, block_bytes: int = 0) -> Decision:
     """Whether a request that may write `need_bytes` can be sent, and how much may be leased along with it.
 
     At most `block_bytes` are leased, or the need where that is more.
     """
     mover = view.mover
-    if mover is None:
-        return Decision("wait", reason="the mover: it has never run here")
-    if not mover.alive(view.at_s):
-        how = "it stops" if mover.state == "stopping" else f"silent for {view.at_s - mover.heartbeat_s:.0f} s"
-        return Decision("wait", reason=f"the mover: {how}")
+    trouble = mover_trouble(mover, view.at_s)
+    if mover is None or not mover.alive(view.at_s):
+        return Decision("wait", reason=trouble)
     if need_bytes > mover.limit_bytes:
         return Decision(
             "never",
             reason=f"its record needs {need_bytes:,} bytes of scratch, more than the limit of {mover.limit_bytes:,}",
         )
-    if mover.state != "moving":
-        return Decision("wait", reason=f"the mover, which holds: {mover.reason or 'no reason given'}")
+    if trouble:
+        return Decision("wait", reason=trouble)
     room = mover.limit_bytes - view.used_bytes - view.own_bytes - view.others_bytes
     if need_bytes > room:
         return Decision("wait", reason="room in scratch")

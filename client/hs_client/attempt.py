@@ -87,6 +87,7 @@ class Attempt:
     seen: set[Key] = field(default_factory=set)
     lines: dict[Key, ManifestLine] = field(default_factory=dict)
     _seen_rows: int = 0
+    _whole: bool = False
 
     def promised_bytes(self) -> int:
         """What this request may still write to scratch."""
@@ -117,7 +118,9 @@ class Attempt:
     @property
     def all_seen(self) -> bool:
         """Every row has appeared, in scratch or in the manifest."""
-        return self._complete(self.seen)
+        if not self._whole and self._seen_rows >= self.sample.n:
+            self._whole = self._complete(self.seen)
+        return self._whole
 
     def all_there(self, in_scratch: Collection[Key]) -> bool:
         """Every row is in scratch now or in the manifest."""

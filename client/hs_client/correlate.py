@@ -50,9 +50,9 @@ class Correlator:
         """Attempts in a phase."""
         return sum(attempt.phase is phase for attempt in self._attempts.values())
 
-    def waits_for_mover(self) -> bool:
-        """Some record is whole and only its manifest lines are missing."""
-        return any(a.phase is Phase.ANSWERED and a.all_seen for a in self._attempts.values())
+    def to_store(self) -> int:
+        """Records that are whole and lack only their manifest lines."""
+        return sum(a.phase is Phase.ANSWERED and a.all_seen for a in self._attempts.values())
 
     def add(self, attempt: Attempt) -> None:
         """Follow an attempt that is about to be sent."""

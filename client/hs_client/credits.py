@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from hs_client.admission import CreditView, Decision, decide, others_promised, someone_waits
+from hs_client.admission import CreditView, Decision, decide, mover_trouble, others_promised, someone_waits
 from hs_client.claim import hold_claim, live_runs
 from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s
 from hs_formats.errors import FormatError
@@ -110,6 +110,10 @@ class CreditKeeper:
         with contextlib.suppress(FormatError, OSError):
             self.mover = self._control.read_mover()
         return self.mover
+
+    def mover_trouble(self) -> str:
+        """Why nothing is stored, by the mover's state as last read; empty while it moves."""
+        return mover_trouble(self.mover, now_s()) if self.mover is not None else ""
 
     async def publish(self) -> None:
         """The heartbeat: say what may still come. A lease that nobody spent since the last one is given back."""

@@ -24,12 +24,17 @@ class Progress:
     Args:
         tally: read only.
         interval_s: between plain lines.
-        state: gives (requests in flight, what is waited for).
+        state: gives (requests in flight, records that wait to be stored, what is waited for).
         stream: where to write; a bar is drawn when it is a terminal.
     """
 
     def __init__(
-        self, tally: Tally, *, interval_s: float, state: Callable[[], tuple[int, str]], stream: TextIO | None = None
+        self,
+        tally: Tally,
+        *,
+        interval_s: float,
+        state: Callable[[], tuple[int, int, str]],
+        stream: TextIO | None = None,
     ) -> None:
         self._tally = tally
         self._interval_s = interval_s
@@ -38,7 +43,7 @@ class Progress:
         self._started_s = time.monotonic()
         self._bar: Any = None
 
-    def follow(self, state: Callable[[], tuple[int, str]]) -> None:
+    def follow(self, state: Callable[[], tuple[int, int, str]]) -> None:
         """Ask `state` from now on."""
         self._state = state
 
@@ -76,16 +81,17 @@ class Progress:
     def _show(self) -> None:
         t = self._tally
         finished = t.done + t.failed + t.rejected
-        flying, waiting = self._state()
+        flying, to_store, waiting = self._state()
+        moving = f"{flying} in flight" + f", {to_store} to be stored" * bool(to_store)
         if self._bar is not None:
             self._bar.n = finished
-            self._bar.set_postfix_str(f"{flying} in flight" + (f", waiting for {waiting}" if waiting else ""))
+            self._bar.set_postfix_str(moving + (f", waiting for {waiting}" if waiting else ""))
             return
         spent_s = time.monotonic() - self._started_s
         bad = f", {t.failed} failed" * bool(t.failed) + f", {t.rejected} rejected" * bool(t.rejected)
         wait = f"; waiting for {waiting}" if waiting else ""
         self.say(
-            f"{finished}/{t.total} samples{bad}, {flying} in flight, {t.tokens / spent_s:,.0f} tokens/s,"
+            f"{finished}/{t.total} samples{bad}, {moving}, {t.tokens / spent_s:,.0f} tokens/s,"
             f" {show_bytes(t.raw_bytes)} raw{wait}"
         )
 

@@ -49,7 +49,7 @@ def run_command(settings: RunSettings) -> int:
     _check_files(settings.files)
     dataset = dataset_name(settings.dataset, settings.files)
     tally = Tally()
-    progress = Progress(tally, interval_s=settings.progress_interval_s, state=lambda: (0, ""))
+    progress = Progress(tally, interval_s=settings.progress_interval_s, state=lambda: (0, 0, ""))
     place, server, trouble = _look_around(settings, dataset)
     if place is None or (trouble is not None and not place.paths.ledger.is_dir()):
         raise trouble or NoMover(scratch=settings.scratch, reason="none ever did")
@@ -217,7 +217,7 @@ class _Session:
             tally=self._tally,
             say=self._progress.say,
         )
-        self._progress.follow(lambda: (runner.in_flight, runner.waiting))
+        self._progress.follow(lambda: (runner.in_flight, runner.to_store, runner.waiting))
         error: HsError | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(self._progress.serve)

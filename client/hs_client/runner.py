@@ -114,7 +114,17 @@ class Runner:
         """What the run waits for just now; empty while requests flow."""
         if not self._gate.is_open:
             return f"the server ({self._gate.reason})"
-        return self._keeper.waiting or self._correlator.trouble or self._ledger.trouble
+        return self._keeper.waiting or self._correlator.trouble or self._ledger.trouble or self._not_stored
+
+    @property
+    def _not_stored(self) -> str:
+        """Why records that are whole are not stored, although nothing waits for a grant; empty while they are."""
+        return self._keeper.mover_trouble() if self.to_store else ""
+
+    @property
+    def to_store(self) -> int:
+        """Records that wait for the mover."""
+        return self._correlator.to_store()
 
     @property
     def in_flight(self) -> int:
@@ -237,8 +247,9 @@ class Runner:
             started_s = anyio.current_time()
             await anyio.sleep(pause_s)
             await self._correlator.tick()
-            self._tally.waited_s[decision.reason] += anyio.current_time() - started_s  # type: ignore[assignment]
+            self._tally.waited(decision.reason, anyio.current_time() - started_s)
             pause_s = min(_MAX_WAIT_S, 1.5 * pause_s)
+        self._keeper.waiting = ""
         return None
 
     def _attempt(self, item: Item) -> Attempt:
@@ -416,7 +427,10 @@ class Runner:
         if self._gate.is_open:
             watch.check_server(at_s, in_flight=self.in_flight, left=self.left)
         reason = self._keeper.waiting or correlator.trouble
-        waiting = bool(reason) or correlator.waits_for_mover()
+        if not reason and (reason := self._not_stored):
+            self._announce(reason)
+            self._tally.waited(reason, HEARTBEAT_S)
+        waiting = bool(reason or self.to_store)
         watch.check_storage(at_s, mover=self._keeper.mover, reason=reason, waiting=waiting, left=self.left)
 
     def _announce(self, reason: str) -> None:

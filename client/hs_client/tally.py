@@ -30,6 +30,10 @@ class Tally:
     waited_s: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
+    def waited(self, reason: str, seconds: float) -> None:
+        """Add to the time that was waited, by what comes before the colon: the rest changes as time goes by."""
+        self.waited_s[reason.partition(":")[0]] += seconds  # type: ignore[assignment]
+
     def problem(self, text: str) -> None:
         """Keep `text` for the closing list, which has a limit."""
         if len(self.problems) < SHOWN_PROBLEMS:

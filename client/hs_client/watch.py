@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hs_formats.control import MoverState, now_s
 __all__ = ["Watch"]
 
 _QUIET_S = 5.0
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class Watch:
@@ -43,10 +45,11 @@ class Watch:
         self._moved_s = max(self._moved_s, at_s)
 
     def announce(self, reason: str, at_s: float) -> None:
-        """Say once per change what the run waits for."""
+        """Say once per change what the run waits for; numbers that count on are no change."""
         self._waited_s = at_s
-        if reason != self._said:
-            self._said = reason
+        kind = _NUMBER.sub("#", reason)
+        if kind != self._said:
+            self._said = kind
             self._say(f"waiting for {reason}")
 
     def calm(self, at_s: float, *, waiting: bool) -> None:

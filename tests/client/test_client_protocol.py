@@ -390,6 +390,29 @@ def test_a_stopped_mover_makes_the_client_wait(mover: MoverProcess, tmp_path: Pa
     check_records(mover.dst / "p", ids_of(rows))
 
 
+def test_a_mover_that_stops_after_everything_was_sent_is_named(mover: MoverProcess, tmp_path: Path) -> None:
+    """Nothing asks for room any more, so only the records that wait to be stored can say what the run waits for."""
+    rows = rows_of(12)
+    log = tmp_path / "log"
+    with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=1.5, parts_first=False)) as server:
+        process = start(server, prompts(tmp_path / "p.jsonl", rows), "--concurrency", "16", log=log)
+        wait_until(lambda: len(server.requests) == 12, timeout_s=30, what="all requests")
+        mover.process.send_signal(signal.SIGSTOP)
+        wait_until(
+            lambda: "0 in flight, 12 to be stored" in log.read_text() and "; waiting for the mover" in log.read_text(),
+            timeout_s=30,
+            what="a line that says what is waited for",
+        )
+        time.sleep(2)
+        mover.process.send_signal(signal.SIGCONT)
+        assert process.wait(40) == 0, log.read_text()
+    announced = [line for line in log.read_text().splitlines() if line.startswith("waiting for")]
+    assert len(announced) == 1, announced
+    assert announced[0].startswith("waiting for the mover: silent for")
+    assert "for the mover" in next(line for line in log.read_text().splitlines() if line.startswith("waited"))
+    check_records(mover.dst / "p", ids_of(rows))
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
