@@ -10,6 +10,7 @@ import pytest
 
 from chain import Server, ServerFactory, launch_server
 from checker import Reference
+from hs_server import env
 from small_tmpfs import small_tmpfs
 from tiny_models import tiny_model
 
@@ -31,6 +32,21 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]
             return running[key]
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def dormant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without capture, although the variables of one are set, and one of NCCL's by the user."""
+    work = tmp_path_factory.mktemp("dormant")
+    scratch = work / "scratch"
+    scratch.mkdir(mode=0o700)
+    environment = {"NCCL_PROTO": "Simple", env.DUMP_DIR: str(scratch)}
+    server, _ = launch_server(
+        tiny_model("tiny-llama"), scratch, work, options=["--no-capture"], environment=environment
+    )
+    yield server
+    assert server.stop().returncode == 0
+    assert not server.healthy()
 
 
 @pytest.fixture(scope="session")

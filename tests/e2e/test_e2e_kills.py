@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -35,25 +34,29 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 KILLS = 10
 SAMPLES = 60
+CONCURRENCY = 8
 BOUNDARIES = (1, 4, 7)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What the ledgers of a dataset say was sent and ended; read as plain JSON."""
+    """What the ledgers of a dataset say was sent and ended; read as plain JSON.
+
+    `not_taken`: requests for which no connection came about, or that the server declined at once, so that nothing was
+    sent. `adopted`: records that a later run found. `open`: sent, and neither done nor failed.
+    """
 
     rids: frozenset[str]
-    ended: frozenset[str]
+    not_taken: frozenset[str]
+    adopted: frozenset[str]
+    open: frozenset[str]
     done: frozenset[str]
-
-    @property
-    def in_flight(self) -> int:
-        """Requests sent and neither done nor failed."""
-        return len(self.rids - self.ended)
 
 
 def read_sent(dataset: Path) -> Sent:
     rids: set[str] = set()
+    not_taken: set[str] = set()
+    adopted: set[str] = set()
     ended: set[str] = set()
     done: set[str] = set()
     for path in (dataset / "ledger").glob("*.jsonl"):
@@ -68,9 +71,14 @@ def read_sent(dataset: Path) -> Sent:
                 case "done":
                     ended.add(item["rid"])
                     done.add(item["sample_id"])
+                    if item.get("adopted"):
+                        adopted.add(item["rid"])
                 case "failed":
                     ended.add(item["rid"])
-    return Sent(frozenset(rids), frozenset(ended), frozenset(done))
+                    if item["kind"] == "not taken":
+                        not_taken.add(item["rid"])
+    sets = (rids - not_taken, not_taken, adopted, rids - ended, done)
+    return Sent(*map(frozenset, sets))
 
 
 def answered(server: Server) -> int:
@@ -79,93 +87,109 @@ def answered(server: Server) -> int:
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "prompts.jsonl", mixed_rows(SAMPLES, seed=4))
+def reference(references: Callable[..., Reference]) -> Reference:
+    return references("tiny-llama", BOUNDARIES)
 
 
-def fresh(destination: Path) -> None:
-    """Every trial has a dataset of its own."""
-    shutil.rmtree(destination)
-    destination.mkdir()
+@pytest.fixture
+def prompts(tmp_path: Path, reference: Reference) -> Path:
+    """Rows of token ids: a client that needs no tokenizer starts in a third of the time."""
+    rows = [{"id": row["id"], "input_ids": list(reference.ids(row))} for row in mixed_rows(SAMPLES, seed=4)]
+    return write_rows(tmp_path / "prompts.jsonl", rows)
+
+
+def started(prompts: Path, server: Server, log: Path, name: str) -> subprocess.Popen[bytes]:
+    return start_client(prompts, server, log, "--dataset", name, "--concurrency", str(CONCURRENCY))
+
+
+def wait_for_a_moment(draw: random.Random, client: subprocess.Popen[bytes], dataset: Path) -> None:
+    """Some moment of a run: after so many samples are done, or, one time in ten, of its start-up."""
+    if draw.random() > 0.1:
+        target = draw.randrange(SAMPLES - 5)
+        wait_until(
+            lambda: client.poll() is not None or len(read_sent(dataset).done) >= target,
+            timeout_s=180,
+            what=f"{target} samples done",
+            every_s=0.01,
+        )
+        time.sleep(draw.random() * 0.1)
+    else:
+        time.sleep(draw.random() * 1.5)
+
+
+def ended(client: subprocess.Popen[bytes], log: Path) -> None:
+    """The client ends by itself, and well."""
+    assert client.wait(timeout=240) == 0, log.read_text()
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_client_killed_at_random_moments(
-    servers: ServerFactory,
-    references: Callable[..., Reference],
-    destination: Path,
-    prompts: Path,
-    tmp_path: Path,
-    seed: int,
+    servers: ServerFactory, reference: Reference, destination: Path, prompts: Path, tmp_path: Path, seed: int
 ) -> None:
     server = servers("tiny-llama", "--boundaries", "1,4,7")
     draw = random.Random(seed)
+    log = tmp_path / "client.log"
+    kills = 0
     with running_mover(server.scratch, destination, tmp_path):
-        for trial in range(KILLS // 2):
-            name = f"trial-{seed}-{trial}"
+        for trial in range(2 * KILLS):
+            name = f"trial-{trial}"
             dataset = destination / name
             before = answered(server)
-            client = start_client(prompts, server, tmp_path / "client.log", "--dataset", name, "--concurrency", "8")
-            target = draw.randrange(SAMPLES)
-            # A moment of the run, not of the start-up: after so many samples are done, then at random.
-            wait_until(
-                lambda: client.poll() is not None or len(read_sent(dataset).done) >= target,  # noqa: B023
-                timeout_s=180,
-                what=f"{target} samples done",
-                every_s=0.02,
-            )
-            time.sleep(draw.random() * 0.2)
+            client = started(prompts, server, log, name)
+            wait_for_a_moment(draw, client, dataset)
+            kills += client.poll() is None
             client.kill()
             client.wait()
             killed = read_sent(dataset)
-            done = run_client(prompts, server, "--dataset", name, "--concurrency", "8")
+            done = run_client(prompts, server, "--dataset", name, "--concurrency", str(CONCURRENCY))
             assert done.returncode == 0, done.stdout + done.stderr
-            check_dataset(dataset, prompts, references("tiny-llama", BOUNDARIES), max_abs=1e-5).assert_ok(rows=SAMPLES)
+            check_dataset(dataset, prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES)
             sent = read_sent(dataset)
-            assert len(sent.rids) <= SAMPLES + killed.in_flight, f"{len(sent.rids)} sent, {killed.in_flight} in flight"
+            # Each sample once, and once more those in flight at the kill whose records did not turn up.
+            assert len(sent.rids) == SAMPLES + len(killed.open) - len(sent.adopted)
+            assert sent.adopted <= killed.open
             # The server's own word: nothing was asked for that the ledger does not know.
             assert answered(server) - before <= len(sent.rids)
-            for sample in killed.done:
-                assert sample in sent.done
+            assert killed.done <= sent.done
+            if kills == KILLS // 2:
+                break
+    assert kills == KILLS // 2, "the runs end before they are killed"
     assert server.parts() == []
 
 
 def test_mover_killed_at_random_moments(
-    servers: ServerFactory,
-    references: Callable[..., Reference],
-    destination: Path,
-    prompts: Path,
-    tmp_path: Path,
+    servers: ServerFactory, reference: Reference, destination: Path, prompts: Path, tmp_path: Path
 ) -> None:
     server = servers("tiny-llama", "--boundaries", "1,4,7")
     draw = random.Random(7)
-    client: subprocess.Popen[bytes] | None = None
+    kills = 0
+    clients: list[subprocess.Popen[bytes]] = []
     mover = start_mover(server.scratch, destination, tmp_path)
     try:
-        for trial in range(KILLS):
+        for trial in range(2 * KILLS):
             name = f"trial-{trial}"
             log = tmp_path / f"client-{trial}.log"
-            client = start_client(prompts, server, log, "--dataset", name, "--concurrency", "8")
-            target = draw.randrange(SAMPLES)
-            wait_until(
-                lambda: client.poll() is not None or len(read_sent(destination / name).done) >= target,  # noqa: B023
-                timeout_s=180,
-                what=f"{target} samples done",
-                every_s=0.02,
-            )
-            time.sleep(draw.random() * 0.2)
+            client = started(prompts, server, log, name)
+            clients.append(client)
+            # A mover that is away at the client's start is a refusal, which is another test's matter.
+            wait_until((destination / name / "ledger").exists, timeout_s=60, what="a ledger")
+            wait_for_a_moment(draw, client, destination / name)
+            kills += client.poll() is None
             mover.kill()
             time.sleep(draw.random() * 2)
             mover = start_mover(server.scratch, destination, tmp_path)
-            assert client.wait(timeout=180) == 0, log.read_text()
-            check_dataset(destination / name, prompts, references("tiny-llama", BOUNDARIES), max_abs=1e-5).assert_ok(
-                rows=SAMPLES, orphans=False
-            )
-            assert len(read_sent(destination / name).rids) == SAMPLES  # the client never noticed more than a pause
+            ended(client, log)
+            check_dataset(destination / name, prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES, orphans=False)
+            sent = read_sent(destination / name)
+            assert (len(sent.rids), sent.not_taken) == (SAMPLES, frozenset())  # the client only made a pause
+            if kills == KILLS:
+                break
+        assert kills == KILLS, "the runs end before the mover is killed"
         assert server.parts() == []
     finally:
-        if client is not None and client.poll() is None:
+        for client in clients:
             client.kill()
+            client.wait()
         mover.stop()
 
 
@@ -176,14 +200,13 @@ def own_scratch(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_server_killed_at_random_moments(
-    own_scratch: Path, references: Callable[..., Reference], destination: Path, prompts: Path, tmp_path: Path
+    own_scratch: Path, reference: Reference, destination: Path, prompts: Path, tmp_path: Path
 ) -> None:
     draw = random.Random(11)
-    model = tiny_model("tiny-llama")
 
     def start(port: int | None) -> Server:
         server, _ = launch_server(
-            model,
+            tiny_model("tiny-llama"),
             own_scratch,
             tmp_path,
             options=["--boundaries", "1,4,7"],
@@ -192,33 +215,32 @@ def test_server_killed_at_random_moments(
         )
         return server
 
+    kills = 0
     server = start(None)
     with running_mover(own_scratch, destination, tmp_path) as mover:
         try:
-            for trial in range(KILLS):
+            for trial in range(2 * KILLS):
                 name = f"trial-{trial}"
                 dataset = destination / name
                 log = tmp_path / f"client-{trial}.log"
-                client = start_client(prompts, server, log, "--dataset", name, "--concurrency", "8")
-                target = draw.randrange(SAMPLES)
-                wait_until(
-                    lambda: client.poll() is not None or len(read_sent(dataset).done) >= target,  # noqa: B023
-                    timeout_s=180,
-                    what=f"{target} samples done",
-                    every_s=0.02,
-                )
-                time.sleep(draw.random() * 0.2)
+                client = started(prompts, server, log, name)
+                wait_until((dataset / "ledger").exists, timeout_s=60, what="a ledger")
+                wait_for_a_moment(draw, client, dataset)
+                if client.poll() is not None:
+                    continue  # nothing was left to disturb, and a start of the server costs half a minute
+                kills += 1
                 kill_server(server)
-                killed = read_sent(dataset)
                 server = start(server.port)
                 # The client waits for the server and goes on; its lost requests are sent again.
-                assert client.wait(timeout=240) in (0, 1), log.read_text()
-                done = run_client(prompts, server, "--dataset", name, "--concurrency", "8")
-                assert done.returncode == 0, log.read_text() + done.stdout + done.stderr
-                check_dataset(dataset, prompts, references("tiny-llama", BOUNDARIES), max_abs=1e-5).assert_ok(
-                    rows=SAMPLES
-                )
-                assert len(read_sent(dataset).rids) <= SAMPLES + killed.in_flight + 8
+                ended(client, log)
+                check_dataset(dataset, prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES)
+                sent = read_sent(dataset)
+                # Each sample once, and once more those without an answer at the kill whose records did not turn up.
+                assert len(sent.rids) == SAMPLES + len(sent.open)
+                assert len(sent.open) <= CONCURRENCY, log.read_text()
+                if kills == KILLS:
+                    break
+            assert kills == KILLS, "the runs end before the server is killed"
             assert_scratch_drained(mover, server)
         finally:
             server.stop()

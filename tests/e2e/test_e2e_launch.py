@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chain import Server, ServerFactory, launch_server
+from chain import Server, ServerFactory, command, launch_server
 from hs_formats.control import ControlFolder
 from hs_server import env
 from tiny_models import tiny_model
@@ -59,38 +59,24 @@ def test_the_scheduler_has_the_nccl_tuning_and_the_marker_says_what_runs(servers
     assert server.output.rstrip().splitlines()[-1] == f"ready {server.url}"
 
 
-def test_without_capture_nothing_is_written_and_status_says_dormant(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir(mode=0o700)
-    server, _ = launch_server(
-        tiny_model("tiny-llama"),
-        scratch,
-        tmp_path,
-        options=["--no-capture"],
-        environment={"NCCL_PROTO": "Simple", env.DUMP_DIR: str(scratch)},
+def test_without_capture_nothing_is_written_and_status_says_dormant(dormant: Server) -> None:
+    status, _ = dormant.generate("hs-0badcafe-00000001-00", [5, 6, 7])
+    assert status == 200
+    assert list(dormant.scratch.iterdir()) == []
+    told = subprocess.run(
+        [command("hs-server"), "status", "--port", str(dormant.port)],
+        env=dormant.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    try:
-        status, _ = server.generate("hs-0badcafe-00000001-00", [5, 6, 7])
-        assert status == 200
-        assert list(scratch.iterdir()) == []
-        told = subprocess.run(
-            [str(Path(sys.executable).parent / "hs-server"), "status", "--port", str(server.port)],
-            env=server.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert told.returncode == 0
-        assert "dormant" in told.stdout
-        environments = [environment_of(pid) for pid in descendants(server)]
-        assert environments
-        assert all(item.get("NCCL_PROTO") == "Simple" for item in environments)  # the user's value is kept
-        assert all(item.get("NCCL_ALGO") == "Ring" for item in environments)
-        assert all(env.DUMP_DIR not in item for item in environments)
-    finally:
-        stopped = server.stop()
-    assert stopped.returncode == 0
-    assert not server.healthy()
+    assert told.returncode == 0
+    assert "dormant" in told.stdout
+    environments = [environment_of(pid) for pid in descendants(dormant)]
+    assert environments
+    assert all(item.get("NCCL_PROTO") == "Simple" for item in environments)  # the user's value is kept
+    assert all(item.get("NCCL_ALGO") == "Ring" for item in environments)
+    assert all(env.DUMP_DIR not in item for item in environments)
 
 
 def descendants(server: Server) -> list[int]:
