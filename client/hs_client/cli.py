@@ -207,12 +207,11 @@ def main() -> None:
     except click.exceptions.Abort:
         _leave("interrupted", 130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        _leave(f"error: {error.format_message()} (see hs-client --help)", error.exit_code)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except HsError as error:
-        hint = "" if not isinstance(error, UsageError) else " (see --help)"
+        hint = "" if not isinstance(error, UsageError) else " (see hs-client --help)"
         _leave(f"error: {error}{hint}", error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
