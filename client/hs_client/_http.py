@@ -117,11 +117,22 @@ class ServerClient:
         Raises:
             RequestError: as `generate`.
         """
-        data = await self._send("GET", "/model_info", None)
+        return await self._get("/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """The server's ``/server_info``: its settings and what it worked out from them.
+
+        Raises:
+            RequestError: as `generate`.
+        """
+        return await self._get("/server_info")
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        data = await self._send("GET", path, None)
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.MsgspecError as error:
-            raise Lost(f"/model_info is no JSON object: {error}") from None
+            raise Lost(f"{path} is no JSON object: {error}") from None
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {"content-type": "application/json"} if body is not None else None

@@ -43,13 +43,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server's marker and what it says about its tokenizer."""
+    """The server's marker and what it says about itself. `longest_prompt`: in tokens, 0 where it does not say."""
 
     url: str
     port: int
     marker: Marker
     ranks: int
     tokenizer: str
+    longest_prompt: int = 0
 
 
 def find_place(scratch: Path, dataset: str) -> Place:
@@ -98,6 +99,7 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
     client = ServerClient(url, tls=shared_tls(), read_timeout_s=_PREFLIGHT_S)
     try:
         info = await client.model_info()
+        longest_prompt = await _longest_prompt(client)
     except RequestError as error:
         raise NoServer(url=url, reason=error) from None
     finally:
@@ -112,7 +114,16 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
         if differences:
             raise PreflightError(f"ranks of the server at {url} disagree: {'; '.join(differences)}; restart it")
     tokenizer = first.tokenizer or str(info.get("tokenizer_path") or info.get("model_path") or first.model)
-    return ServerFacts(url, port, first, len(markers), tokenizer)
+    return ServerFacts(url, port, first, len(markers), tokenizer, longest_prompt)
+
+
+async def _longest_prompt(client: ServerClient) -> int:
+    """SGLang refuses prompts of ``max_req_input_len`` tokens and more: less than the context, and than its KV cache."""
+    try:
+        limit = (await client.server_info()).get("max_req_input_len")
+    except RequestError:
+        return 0
+    return limit - 1 if isinstance(limit, int) else 0
 
 
 def marker_differences(old: Marker, new: Marker) -> list[str]:

@@ -12,17 +12,18 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.to_thread
 
-from hs_client._http import Busy, Lost, Refused, RequestError, ServerClient, Unreachable, shared_tls
+from hs_client._http import Busy, Lost, Refused, ServerClient, Unreachable, shared_tls
 from hs_client.admission import RecordCost
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
-from hs_client.errors import NothingWorks, ServerChanged
+from hs_client.errors import NothingWorks
 from hs_client.gate import ServerGate
 from hs_client.ledger_log import LedgerLog
 from hs_client.outcomes import Outcome, ledger_lines
-from hs_client.preflight import Place, ServerFacts, marker_differences
+from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
+from hs_client.probe import ServerProbe
 from hs_client.scan import Scanner
 from hs_client.settings import RunSettings
 from hs_client.tally import Tally
@@ -88,8 +89,9 @@ class Runner:
         self._correlator = Correlator(
             Scanner(place.control, place.paths, {run}), part_timeout_s=settings.part_timeout_s, settle=self._on_settle
         )
+        self._probe = ServerProbe(server, place.control)
         self._gate = ServerGate(
-            server.url, timeout_s=settings.server_timeout_s, probe=self._probe, left=lambda: self.left
+            server.url, timeout_s=settings.server_timeout_s, probe=self._probe.probe, left=lambda: self.left
         )
         self._keeper = CreditKeeper(place.control, run, outstanding=self._correlator.outstanding_bytes)
         self._admission = anyio.Lock()
@@ -230,7 +232,12 @@ class Runner:
                 await client.close()
 
     async def _admit(self, item: Item) -> Attempt | None:
-        need_bytes = self._cost.record(item.sample.n)
+        longest, n = self._server.longest_prompt, item.sample.n
+        if 0 < longest < n:
+            # Not a fault of the row: the same model with more room for its KV cache takes it.
+            await self._give_up(item, "", Verdict("too long", f"{n} tokens, and this server takes {longest} at most"))
+            return None
+        need_bytes = self._cost.record(n)
         pause_s = _FIRST_WAIT_S
         while not self._queue.closed and not item.settled:
             await self._gate.wait()
@@ -341,29 +348,6 @@ class Runner:
         self._tally.problem(f"{item.sample.where}: failed ({verdict.kind}): {verdict.reason}")
         self._queue.settle(item)
 
-    async def _probe(self) -> None:
-        """The server is there, with the capture settings that this run began with."""
-        client = ServerClient(self._server.url, tls=shared_tls(), read_timeout_s=_INTERRUPT_S)
-        try:
-            await client.model_info()
-        finally:
-            await client.close()
-        if not await self._same_server():
-            raise RequestError("a server answers, but without an armed capture")
-
-    async def _same_server(self) -> bool:
-        """A capture is armed on our port; False when there is none.
-
-        Raises:
-            ServerChanged: it is another one, whose records do not fit.
-        """
-        markers = await anyio.to_thread.run_sync(lambda: self._place.control.live_markers(port=self._server.port))
-        for marker in markers:
-            differences = marker_differences(self._server.marker, marker)
-            if differences:
-                raise ServerChanged(url=self._server.url, differences="; ".join(differences))
-        return bool(markers)
-
     # -- outcomes
 
     def _on_settle(self, attempt: Attempt, verdict: Verdict) -> None:
@@ -414,7 +398,7 @@ class Runner:
             self._supervise()
             # A server can be replaced while nothing is in flight, so that no request notices.
             if beats % _BEATS_TO_SERVER_CHECK == 0:
-                await self._same_server()
+                await self._probe.armed()
             beats += 1
             await anyio.sleep(HEARTBEAT_S)
 

@@ -390,6 +390,21 @@ def test_a_stopped_mover_makes_the_client_wait(mover: MoverProcess, tmp_path: Pa
     check_records(mover.dst / "p", ids_of(rows))
 
 
+def test_prompts_longer_than_the_server_takes_are_not_sent(mover: MoverProcess, tmp_path: Path) -> None:
+    """However many there are: they say nothing about the server, and the next server may take them."""
+    rows: Rows = [{"id": f"s{i}", "input_ids": [5 + i % 100] * (20 if i < 90 else 10)} for i in range(100)]
+    file = prompts(tmp_path / "p.jsonl", rows)
+    with serving(mover.scratch, longest_prompt=10) as server:
+        ended = client(server, file)
+        assert ended.code == 1, ended.text
+        assert "10 done, 90 failed, 0 rejected" in ended.text
+        assert "p.jsonl:1: failed (too long): 20 tokens, and this server takes 10 at most" in ended.text
+        assert len(server.requests) == 10
+        server.longest_prompt = 20
+        assert client(server, file).code == 0
+    check_records(mover.dst / "p", ids_of(rows))
+
+
 def test_a_mover_that_stops_after_everything_was_sent_is_named(mover: MoverProcess, tmp_path: Path) -> None:
     """Nothing asks for room any more, so only the records that wait to be stored can say what the run waits for."""
     rows = rows_of(12)

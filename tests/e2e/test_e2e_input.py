@@ -96,7 +96,8 @@ def test_prompts_around_the_context_length_are_whole_or_refused(
     assert done.returncode == 1, text
     assert "2 done, 2 failed, 2 rejected" in text, text
     for number in (3, 4):
-        assert f"prompts.jsonl:{number}: failed (refused): the server refuses it: HTTP 400: Input length" in text, text
+        reason = f"failed (too long): {lengths[number - 1]} tokens, and this server takes {lengths[1]} at most"
+        assert f"prompts.jsonl:{number}: {reason}" in text, text
     for number in (5, 6):
         assert f"prompts.jsonl:{number}: rejected: too long: {lengths[number - 1]} tokens" in text, text
     unusable = [f"prompts.jsonl:{number}" for number in (3, 4, 5, 6)]

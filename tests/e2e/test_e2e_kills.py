@@ -227,7 +227,8 @@ def test_server_killed_at_random_moments(
                 wait_until((dataset / "ledger").exists, timeout_s=60, what="a ledger")
                 wait_for_a_moment(draw, client, dataset)
                 if client.poll() is not None:
-                    continue  # nothing was left to disturb, and a start of the server costs half a minute
+                    ended(client, log)  # nothing was left to disturb, and a start of the server costs half a minute
+                    continue
                 kills += 1
                 kill_server(server)
                 server = start(server.port)

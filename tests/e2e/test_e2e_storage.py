@@ -91,7 +91,7 @@ def test_five_times_the_scratch_through_a_slow_and_for_a_while_stopped_mover(
     prompts, count = prompts_of(tmp_path / "prompts.jsonl", 5 * SCRATCH_BYTES, seed=5)
     log = tmp_path / "client.log"
     with (
-        running_mover(server.scratch, destination, tmp_path, "--limit-rate", "3M") as mover,
+        running_mover(server.scratch, destination, tmp_path, "--limit-rate", "6M") as mover,
         FillMeter(server.scratch) as meter,
     ):
         client = start_client(prompts, server, log, "--progress-interval", "2")
@@ -115,7 +115,7 @@ def test_without_admission_scratch_overflows_and_nothing_is_lost_silently(
     """The control: the same load does fill scratch when the client does not hold back."""
     prompts, count = prompts_of(tmp_path / "prompts.jsonl", 2 * SCRATCH_BYTES, seed=6)
     monkeypatch.setenv("HS_TEST_NO_ADMISSION", "1")
-    with running_mover(server.scratch, destination, tmp_path, "--limit-rate", "2M"), FillMeter(server.scratch) as meter:
+    with running_mover(server.scratch, destination, tmp_path, "--limit-rate", "4M"), FillMeter(server.scratch) as meter:
         done = run_client(prompts, server, "--max-retries", "0", timeout_s=400)
     assert meter.peak > 0.97 * SCRATCH_BYTES
     assert done.returncode == 1, done.stdout + done.stderr

@@ -79,6 +79,7 @@ class FakeServer:
     hidden: int = 8
     chunk_size: int = 16
     context_length: int = 2048
+    longest_prompt: int = 0
     config_hash: str = "c0ffee"
     tokenizer: str = "/nonexistent/tokenizer"
     model: str = "fake-model"
@@ -242,6 +243,8 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self.path == "/model_info":
                 self._answer(200, {"model_path": fake.model, "tokenizer_path": fake.tokenizer, "is_generation": True})
+            elif self.path == "/server_info" and fake.longest_prompt:
+                self._answer(200, {"max_req_input_len": fake.longest_prompt + 1})
             else:
                 self._answer(200, {})
 
