@@ -172,6 +172,8 @@ def wait_for_mover(place: Place, process: subprocess.Popen[bytes]) -> None:
 
 def compare(model: Path) -> float:
     """Largest difference to transformers over all samples, relative to the RMS of the state's slot."""
+    # Threads that spin while they wait make a busy machine ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     from hs_server.cpu_profile import torchvision_schemas

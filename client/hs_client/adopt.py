@@ -19,6 +19,7 @@ from hs_formats.errors import FormatError
 from hs_formats.index import record_parts
 from hs_formats.ledger import Done, Intent
 from hs_formats.manifest import ManifestLine
+from hs_formats.names import rid_of_part
 from hs_formats.part import inspect_part
 from hs_formats.stored import read_stored
 
@@ -80,7 +81,7 @@ def find_complete(place: Place, history: History) -> list[Adopted]:
     by_rid: dict[str, list[ManifestLine]] = {}
     wanted = {intent.rid for intents in history.open.values() for intent in intents}
     for line in Scanner(place.control, place.paths, history.open_runs).look().lines:
-        rid = line.part[:23]
+        rid = rid_of_part(line.part)
         if rid in wanted and all(line.part != known.part for known in by_rid.get(rid, [])):
             by_rid.setdefault(rid, []).append(line)
     found: list[Adopted] = []

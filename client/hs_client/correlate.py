@@ -9,6 +9,7 @@ import anyio.to_thread
 
 from hs_client.attempt import Answer, Attempt, Key, Phase, Verdict, judge_answer
 from hs_client.scan import Look, Scanner
+from hs_formats.names import rid_of_part
 
 __all__ = ["Correlator"]
 
@@ -127,7 +128,7 @@ class Correlator:
                     self.last_part_s = now_s
         for line in look.lines:
             self.last_line_s = now_s
-            attempt = self._attempts.get(line.part[:23])
+            attempt = self._attempts.get(rid_of_part(line.part))
             if attempt is not None and attempt.note_line(line):
                 touched[attempt.rid] = attempt
         for failure in look.failures:

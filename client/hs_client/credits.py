@@ -6,28 +6,21 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from hs_client.admission import CreditView, Decision, decide, mover_trouble, others_promised, someone_waits
 from hs_client.claim import hold_claim, live_runs
-from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s
+from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s, used_bytes
 from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
 
-__all__ = ["CreditKeeper", "sweep_clients", "used_bytes"]
+__all__ = ["CreditKeeper", "sweep_clients"]
 
 _BLOCKS_OF_LIMIT = 32
 _NEEDS_A_BLOCK = 16
 _MIN_BLOCK_BYTES = 1 << 20
-
-
-def used_bytes(scratch: Path) -> int:
-    """Fill of the file system that scratch lies on, other people's files included."""
-    found = os.statvfs(scratch)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 class CreditKeeper:
@@ -93,7 +86,7 @@ class CreditKeeper:
             view = CreditView(
                 at_s=at_s,
                 mover=mover,
-                used_bytes=used_bytes(self._control.scratch),  # last: what left the promises is in here
+                used_bytes=used_bytes(os.statvfs(self._control.scratch)),  # last: what left the promises is in here
                 own_bytes=own_bytes,
                 others_bytes=others_promised(clients, self._run, at_s),
             )

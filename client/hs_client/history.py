@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hs_client.rows import digest
 from hs_formats.dataset import DatasetPaths
 from hs_formats.ledger import Done, Failed, Intent, Rejected, iter_ledger
+from hs_formats.names import run_of_rid
 
 __all__ = ["History", "read_history"]
 
@@ -31,7 +32,7 @@ class History:
     @property
     def open_runs(self) -> set[str]:
         """Runs that have open intents."""
-        return {intent.rid[3:11] for intents in self.open.values() for intent in intents}
+        return {run_of_rid(intent.rid) for intents in self.open.values() for intent in intents}
 
 
 def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> History:

@@ -13,7 +13,7 @@ from hs_formats.errors import FormatError
 from hs_formats.failure_ring import Failure, FailureReader
 from hs_formats.jsonl import TailReader
 from hs_formats.manifest import ManifestLine
-from hs_formats.names import PartName
+from hs_formats.names import PartName, part_prefix, rid_of_part, run_of_rid
 
 __all__ = ["Look", "Scanner", "parts_of_runs"]
 
@@ -33,14 +33,14 @@ def parts_of_runs(scratch: Path, runs: Collection[str]) -> dict[str, list[PartNa
     Raises:
         OSError: scratch is gone.
     """
-    prefixes = tuple(f"hs-{run}-" for run in runs)
+    prefixes = tuple(map(part_prefix, runs))
     found: dict[str, list[PartName]] = {}
     with os.scandir(scratch) as entries:
         for entry in entries:
             if entry.name.startswith(prefixes):
                 part = PartName.try_parse(entry.name)
                 if part is not None:
-                    found.setdefault(entry.name[:23], []).append(part)
+                    found.setdefault(rid_of_part(entry.name), []).append(part)
     return found
 
 
@@ -86,12 +86,12 @@ class Scanner:
             if ring is None:
                 ring = self._rings[path] = FailureReader(path)
             try:
-                found.extend(failure for failure in ring.poll() if failure.rid[3:11] in self._runs)
+                found.extend(failure for failure in ring.poll() if run_of_rid(failure.rid) in self._runs)
             except (FormatError, OSError):
                 continue  # being created or removed; the next look sees it
         return found
 
 
 def _mentions(runs: Collection[str]) -> Callable[[bytes], bool]:
-    needles = [f"hs-{run}-".encode() for run in runs]
+    needles = [part_prefix(run).encode() for run in runs]
     return lambda line: any(needle in line for needle in needles)

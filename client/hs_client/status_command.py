@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from hs_client.claim import live_runs
-from hs_client.credits import used_bytes
 from hs_client.scan import parts_of_runs
 from hs_client.tally import show_bytes
-from hs_formats.control import ControlFolder, now_s
+from hs_formats.control import ControlFolder, now_s, used_bytes
 from hs_formats.errors import FormatError, PreflightError
 
 __all__ = ["status_lines"]
@@ -25,7 +25,7 @@ def status_lines(scratch: Path) -> Iterator[str]:
     if not control.root.is_dir():
         raise PreflightError(f"{scratch} is no scratch: it has no {control.root.name}; name yours with --scratch")
     at_s = now_s()
-    yield f"scratch    {scratch}, {show_bytes(used_bytes(scratch))} used"
+    yield f"scratch    {scratch}, {show_bytes(used_bytes(os.statvfs(scratch)))} used"
     yield from _servers(control)
     yield from _mover(control, at_s)
     yield from _clients(control, at_s)

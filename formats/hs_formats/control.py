@@ -41,6 +41,7 @@ __all__ = [
     "RunState",
     "default_scratch",
     "now_s",
+    "used_bytes",
 ]
 
 CONTROL_FOLDER = ".hs"
@@ -65,6 +66,11 @@ def default_scratch(environment: Mapping[str, str] = os.environ) -> Path:
 def now_s() -> float:
     """CLOCK_BOOTTIME, the clock of every time stamp in the control folder."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def used_bytes(found: os.statvfs_result) -> int:
+    """Fill of a file system, other people's files included: the mover's limit bounds it, and clients compare it."""
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

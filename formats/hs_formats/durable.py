@@ -13,7 +13,6 @@ __all__ = [
     "fsync_folder",
     "link_durable",
     "make_folders",
-    "rename_durable",
     "replace_file",
     "write_all",
     "write_durable",
@@ -79,12 +78,6 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
             if not path.is_dir():
                 raise
         fsync_folder(path.parent)
-
-
-def rename_durable(temporary: Path, final: Path) -> None:
-    """Rename an already fsynced file and make the new name durable. Both must lie in one file system."""
-    temporary.rename(final)
-    fsync_folder(final.parent)
 
 
 def write_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -12,12 +12,10 @@ from hs_formats.errors import FormatError
 from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.mask import spans_to_mask
-from hs_formats.names import Rid
+from hs_formats.names import Rid, run_of_rid
 from hs_formats.tiling import cover, record_complete
 
 __all__ = ["DatasetIndex", "IndexedSample", "record_parts"]
-
-_RID_RUN = len("hs-00000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +86,12 @@ class DatasetIndex:
                     winners[sample_id] = min(rid, winners.get(sample_id, rid))
                 case _:
                     pass
-        runs = {run: position for position, run in enumerate(dict.fromkeys(rid[:_RID_RUN] for rid in intents))}
+        runs = {run: position for position, run in enumerate(dict.fromkeys(map(run_of_rid, intents)))}
         by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
         for line in ManifestReader(paths.manifest).poll():
             by_rid[str(line.name.rid)].append(line)
         samples: dict[str, IndexedSample] = {}
-        for sample_id, rid in sorted(winners.items(), key=lambda item: (runs.get(item[1][:_RID_RUN], -1), item[1])):
+        for sample_id, rid in sorted(winners.items(), key=lambda item: (runs.get(run_of_rid(item[1]), -1), item[1])):
             intent = intents.get(rid)
             if intent is None or intent.sample_id != sample_id:
                 raise FormatError(f"sample {sample_id!r} is done by {rid}, which no ledger line announced for it")

@@ -27,6 +27,9 @@ __all__ = [
     "is_nonce",
     "is_run_id",
     "parse_temporary",
+    "part_prefix",
+    "rid_of_part",
+    "run_of_rid",
     "temporary_name",
 ]
 
@@ -53,6 +56,21 @@ def is_run_id(text: str) -> bool:
 def is_nonce(text: str) -> bool:
     """True for sixteen lower-case hex digits, the name of one server launch."""
     return _NONCE.fullmatch(text) is not None
+
+
+def part_prefix(run: str) -> str:
+    """How every rid, and so every part name, of a run begins."""
+    return f"hs-{run}-"
+
+
+def run_of_rid(rid: str) -> str:
+    """The run id in a valid rid, without parsing it: for loops over many names."""
+    return rid[3:11]
+
+
+def rid_of_part(part: str) -> str:
+    """The rid in a valid part name, without parsing it: for loops over many names."""
+    return part[:23]
 
 
 @dataclass(frozen=True, slots=True, order=True)

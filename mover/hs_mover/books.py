@@ -19,7 +19,7 @@ from hs_formats.durable import fsync_folder
 from hs_formats.errors import FormatError
 from hs_formats.jsonl import AppendLog
 from hs_formats.manifest import ManifestLine
-from hs_formats.names import PartName
+from hs_formats.names import PartName, part_prefix
 from hs_mover.task import Known, Outcome, Reference
 
 __all__ = ["Books", "ChunkKey", "chunk_key", "run_lines", "sync_folders"]
@@ -39,7 +39,7 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
     Raises:
         OSError: a manifest cannot be read.
     """
-    needle = f'"hs-{run}-'.encode()
+    needle = f'"{part_prefix(run)}'.encode()
     decoder = msgspec.json.Decoder(ManifestLine)
     for path in sorted(paths.manifest.glob("*.jsonl")):
         with path.open("rb") as file:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hs_formats.control import HEARTBEAT_S, ControlFolder, MoverState, now_s
+from hs_formats.control import HEARTBEAT_S, ControlFolder, MoverState, now_s, used_bytes
 from hs_formats.fixed_record import FixedRecord
 from hs_mover.cgroups import find_mounts, host_memory, in_memory, memory_groups
 from hs_mover.config import MoverConfig
@@ -66,7 +66,7 @@ def measure_space(folder: Path) -> Space:
     """
     found = os.statvfs(folder)
     return Space(
-        used_bytes=(found.f_blocks - found.f_bfree) * found.f_frsize,
+        used_bytes=used_bytes(found),
         free_bytes=found.f_bavail * found.f_frsize,
         total_inodes=found.f_files,
         free_inodes=found.f_favail,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hand_made_dataset import hand_made_dataset
+from part_factory import random_record, write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,7 +57,9 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
 def test_python_samples_run(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = hand_made_dataset(tmp_path / "prompts")
+    dataset = write_dataset(
+        tmp_path / "prompts", [random_record(0, 5, cuts=[2], mask=[(2, 5)]), random_record(1, 3)]
+    ).root
     samples = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert samples
     for number, sample in enumerate(samples):
@@ -66,6 +68,6 @@ def test_python_samples_run(page: str, tmp_path: Path, capsys: pytest.CaptureFix
         script.write_text(sample.replace('"/data/prompts"', repr(str(dataset))))
         known = runpy.run_path(str(script))
         assert len(known["data"]) == 2
-        assert known["sample"].hidden_states.shape == (5, 3, 8)
+        assert known["sample"].hidden_states.shape == (5, 3, 4)
         assert known["sample"].loss_mask.tolist() == [0, 0, 1, 1, 1]
     assert "Traceback" not in capsys.readouterr().err

@@ -107,8 +107,8 @@ def test_the_reference_is_the_stream_at_the_boundaries_and_the_norms_output(name
     states = reference.states(range(40, 60))
     for hook in hooks:
         hook.remove()
-    assert states.shape == (20, len(BOUNDARIES) + 1, HIDDEN_SIZE)
-    seen = {number: state.view(20, HIDDEN_SIZE) for number, state in seen.items()}
+    assert states.shape == (20, len(BOUNDARIES) + 1, inner.config.hidden_size)
+    seen = {number: state.view(20, inner.config.hidden_size) for number, state in seen.items()}
     for slot, boundary in enumerate([*BOUNDARIES, 0]):
         assert torch.equal(states[:, slot], seen[boundary])
     # and a layer further, or the state before the norm, is far outside of any tolerance
