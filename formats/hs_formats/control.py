@@ -119,7 +119,7 @@ class CaptureStatistics:
 
     `forwards` are prefill passes with rows of ours, `graph_replays` those of them that SGLang replayed from a CUDA
     graph; `failed` counts the requests given up. `ring_waits` and `ring_waited_s` are the scheduler's waits for room
-    in the ring. Times are CLOCK_BOOTTIME seconds.
+    in the ring or, on a GPU, in the staging buffers. Times are CLOCK_BOOTTIME seconds.
     """
 
     pid: int

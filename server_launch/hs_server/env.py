@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = [
     "BOUNDARIES",
     "DEFAULT_RING_BYTES",
-    "DEFAULT_STAGING_BYTES",
     "DUMP_DIR",
     "NONCE",
     "RING_BYTES",
@@ -31,7 +30,5 @@ RING_BYTES = "SGLANG_HS_RING_BYTES"
 DEFAULT_RING_BYTES = 2 << 30
 
 STAGING_BYTES = "SGLANG_HS_STAGING_BYTES"
-"""Device memory for captured rows that have not left for the host. Where it holds the rows of a whole prefill batch,
-the forward stream never waits for a transfer."""
-
-DEFAULT_STAGING_BYTES = 512 << 20
+"""Device memory for captured rows that have not left for the host. Unset: room for two prefill batches, 1 GiB at
+most, so that the scheduler need not wait for a transfer."""

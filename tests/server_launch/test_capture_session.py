@@ -148,7 +148,7 @@ def test_a_failing_copy_is_recorded_with_its_reason(
 ) -> None:
     it = capture()
 
-    def broken(*args: object) -> None:
+    def broken(*args: object, **options: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr("hs_server.capture.backends.HostBackend.copy", broken)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +51,16 @@ class CopyPath:
         self._writer = writer
         self._failed = failed
 
+    @property
+    def waits(self) -> int:
+        """How often the scheduler had to wait for room, in the ring or in the staging buffers."""
+        return self.ring.waits + self._backend.waits
+
+    @property
+    def waited_s(self) -> float:
+        """How long it did."""
+        return self.ring.waited_s + self._backend.waited_s
+
     def submit(self, pieces: Sequence[Piece], sources: Sequence[torch.Tensor]) -> None:
         """Start the copies of all `pieces` and queue those that found room.
 
@@ -59,13 +71,18 @@ class CopyPath:
         chunks: list[list[Chunk]] = [[] for _ in pieces]
         unfinished = 0  # the first piece that still lacks rows
         reason = f"no room in the ring of {self.ring.bytes} bytes for {RING_WAIT_S} s"
+        ends_at = time.monotonic() + RING_WAIT_S
         try:
             for runs in pack_blocks([piece.rows for piece in pieces], self.ring.block_rows):
-                slot = self.ring.take(timeout_s=RING_WAIT_S)
+                slot = self.ring.take(timeout_s=max(0.0, ends_at - time.monotonic()))
                 if slot is None:
                     break
                 try:
-                    arrived = self._backend.copy(slot, coalesce(runs), sources)
+                    left_s = max(0.0, ends_at - time.monotonic())
+                    arrived = self._backend.copy(slot, coalesce(runs), sources, timeout_s=left_s)
+                    if arrived is None:
+                        reason = f"no room in the staging buffers for {RING_WAIT_S} s"
+                        break
                     for run in runs:
                         slot.retain()
                         chunks[run.piece].append(Chunk(slot, run.at, run.rows, arrived))
@@ -82,7 +99,8 @@ class CopyPath:
             for piece, left in zip(pieces[unfinished:], chunks[unfinished:], strict=True):
                 self._failed.add(piece.meta.rid, reason)
                 for chunk in left:
-                    chunk.arrived()  # the slot must not be reused under a copy that is still on its way
+                    with contextlib.suppress(RuntimeError):
+                        chunk.arrived()  # the slot must not be reused under a copy that is still on its way
                     chunk.slot.release()
 
 

@@ -7,11 +7,11 @@ rows it holds and is free again when the last of them is written, in whatever or
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 
 import torch
+
+from hs_server.capture.pool import Pool
 
 __all__ = ["HostRing", "RingSlot"]
 
@@ -58,18 +58,13 @@ class HostRing:
 
     Raises:
         RuntimeError: the memory cannot be had.
-
-    `waits` and `waited_s` count how often and how long `take` had to wait.
     """
 
     def __init__(self, slots: int, shape: tuple[int, int, int], dtype: torch.dtype, *, pinned: bool) -> None:
         memory = torch.empty((slots, *shape), dtype=dtype, pin_memory=pinned)
         self.slots = [RingSlot(index, memory[index], self._put_back) for index in range(slots)]
         self.bytes = int(memory.numel() * memory.element_size())
-        self.waits = 0
-        self.waited_s = 0.0
-        self._free = deque(self.slots)
-        self._changed = threading.Condition()
+        self._pool = Pool(self.slots)
 
     @property
     def slot_bytes(self) -> int:
@@ -81,21 +76,22 @@ class HostRing:
         """Rows that fit one slot."""
         return int(self.slots[0].rows.shape[0])
 
+    @property
+    def waits(self) -> int:
+        """How often `take` had to wait."""
+        return self._pool.waits
+
+    @property
+    def waited_s(self) -> float:
+        """How long it did."""
+        return self._pool.waited_s
+
     def take(self, *, timeout_s: float) -> RingSlot | None:
         """A free slot with the caller as its one user; None when none became free within `timeout_s`."""
-        with self._changed:
-            if not self._free:
-                started = time.monotonic()
-                self._changed.wait_for(lambda: self._free, timeout_s)
-                self.waits += 1
-                self.waited_s += time.monotonic() - started
-                if not self._free:
-                    return None
-            slot = self._free.pop()  # the one used last is warm
-        slot.retain()
+        slot = self._pool.take(timeout_s=timeout_s)
+        if slot is not None:
+            slot.retain()
         return slot
 
     def _put_back(self, slot: RingSlot) -> None:
-        with self._changed:
-            self._free.append(slot)
-            self._changed.notify()
+        self._pool.give_back(slot)

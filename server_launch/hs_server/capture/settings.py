@@ -20,14 +20,14 @@ __all__ = ["CaptureSettings"]
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    """Parsed ``SGLANG_HS_*`` variables. `boundaries` None means the default pick."""
+    """Parsed ``SGLANG_HS_*`` variables. None means the default for the model."""
 
     dump_dir: Path
     boundaries: tuple[int, ...] | None
     writers: Writers
     nonce: str
     ring_bytes: int
-    staging_bytes: int
+    staging_bytes: int | None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CaptureSettings:
@@ -51,7 +51,7 @@ class CaptureSettings:
         if not is_nonce(nonce):
             raise CaptureRefused(f"{env.NONCE}={nonce!r} is not sixteen lower-case hex digits")
         ring_bytes = _positive(environment, env.RING_BYTES, env.DEFAULT_RING_BYTES)
-        staging_bytes = _positive(environment, env.STAGING_BYTES, env.DEFAULT_STAGING_BYTES)
+        staging_bytes = _positive(environment, env.STAGING_BYTES, 1) if environment.get(env.STAGING_BYTES) else None
         return cls(dump_dir, boundaries, writers, nonce, ring_bytes, staging_bytes)
 
 

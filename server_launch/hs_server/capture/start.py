@@ -30,6 +30,7 @@ from hs_server.capture.guards import check_settings
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
+from hs_server.capture.staging import default_staging_bytes
 from hs_server.capture.statistics import StatisticsPublisher
 from hs_server.capture.writer import FailedRids, PartWriter
 
@@ -106,8 +107,8 @@ def _publish_statistics(
             bytes_written=writer.bytes_written,
             failed=failed.count,
             ring_bytes=ring.bytes,
-            ring_waits=ring.waits,
-            ring_waited_s=ring.waited_s,
+            ring_waits=copy_path.waits,
+            ring_waited_s=copy_path.waited_s,
         )
 
     StatisticsPublisher(control.statistics_path(marker.pid, marker.rank), read)
@@ -169,13 +170,17 @@ def _make_copy_path(
     import torch
 
     dtype = getattr(torch, meta.dtype)
-    slots, block_rows = ring_shape(settings.ring_bytes, meta.slots * meta.hidden_size * dtype.itemsize)
+    row_bytes = meta.slots * meta.hidden_size * dtype.itemsize
+    slots, block_rows = ring_shape(settings.ring_bytes, row_bytes)
+    staging_bytes = settings.staging_bytes or default_staging_bytes(
+        chunk_tokens=_chunk_size(runner.server_args), row_bytes=row_bytes
+    )
     device = torch.device(runner.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     try:
         ring = HostRing(slots, (block_rows, meta.slots, meta.hidden_size), dtype, pinned=device.type == "cuda")
-        return CopyPath(ring, backend_for(ring, device, staging_bytes=settings.staging_bytes), writer, failed)
+        return CopyPath(ring, backend_for(ring, device, staging_bytes=staging_bytes), writer, failed)
     except (RuntimeError, ValueError) as error:
         raise CaptureRefused(
             f"the ring of {settings.ring_bytes} bytes or its staging buffers cannot be had: {error}; "
