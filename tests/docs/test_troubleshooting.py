@@ -59,7 +59,8 @@ def test_the_page_is_read_as_it_is_meant() -> None:
 
 def test_what_the_page_quotes_is_printed() -> None:
     source = texts()
-    assert [message for message in QUOTED if not any(fits(message, text) for text in source)] == []
+    gone = [message for message in QUOTED if not any(fits(message, text) for text in source)]
+    assert gone == [], "docs/troubleshooting.md quotes what is not printed any more"
 
 
 def test_what_is_printed_is_on_the_page() -> None:
@@ -68,7 +69,7 @@ def test_what_is_printed_is_on_the_page() -> None:
         for text, where in raised(ERRORS).items()
         if text not in FILLED_IN and not any(fits(message, text) for message in QUOTED)
     }
-    assert unexplained == {}
+    assert unexplained == {}, "give them a row in docs/troubleshooting.md"
 
 
 def test_every_reason_of_a_refused_capture_is_on_the_page() -> None:
