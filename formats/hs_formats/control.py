@@ -29,6 +29,7 @@ from hs_formats.tiling import Writers
 __all__ = [
     "CLIENT_GRACE_S",
     "CONTROL_FOLDER",
+    "DEAD_SERVER_KEPT_S",
     "DEFAULT_SCRATCH",
     "HEARTBEAT_S",
     "STALE_S",
@@ -61,6 +62,10 @@ CLIENT_GRACE_S = 30.0
 def default_scratch(environment: Mapping[str, str] = os.environ) -> Path:
     """Scratch where no option names it: ``$SGLANG_HS_DUMP_DIR``, else `DEFAULT_SCRATCH`."""
     return Path(environment.get("SGLANG_HS_DUMP_DIR") or DEFAULT_SCRATCH)
+
+
+DEAD_SERVER_KEPT_S = 120.0
+"""How long the records of a dead scheduler process are kept for clients to read."""
 
 
 def now_s() -> float:
@@ -283,6 +288,30 @@ class ControlFolder:
     def live_markers(self, *, port: int | None = None) -> list[Marker]:
         """Markers of living scheduler processes, of the server on `port` if given."""
         return [marker for marker, alive in self.markers() if alive and port in (None, marker.port)]
+
+    def remove_dead_servers(self, *, keep_s: float = DEAD_SERVER_KEPT_S) -> int:
+        """Remove markers, failure rings and counters of scheduler processes that ended; returns how many processes.
+
+        Those of the last `keep_s` seconds are kept: clients may not have read yet what could not be written.
+        """
+        removed = 0
+        for marker, alive in self.markers():
+            ring = self.failure_path(marker.pid, marker.rank)
+            try:
+                age_s = time.time() - ring.stat().st_mtime
+            except FileNotFoundError:
+                age_s = keep_s
+            if alive or age_s < keep_s:
+                continue
+            # The marker goes last: without it nobody would know that the others belong to a dead process.
+            for path in (
+                ring,
+                self.statistics_path(marker.pid, marker.rank),
+                self.marker_path(marker.pid, marker.rank),
+            ):
+                path.unlink(missing_ok=True)
+            removed += 1
+        return removed
 
     def statistics_path(self, pid: int, rank: int) -> Path:
         """The counters of one scheduler process."""

@@ -28,6 +28,8 @@ def prepare_dump_dir(folder: Path) -> None:
         _check(folder, found)
     try:
         ControlFolder(folder).create()
+        # Each dead scheduler process would keep half a megabyte of scratch for ever.
+        ControlFolder(folder).remove_dead_servers()
         _check(folder, folder.lstat())
         probe = ControlFolder(folder).root / f".probe-{os.getpid()}"
         probe.touch(mode=0o600)

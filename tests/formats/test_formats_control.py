@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from hs_formats.control import STALE_S, ClientState, ControlFolder, Marker, MoverState, RunState, now_s
+from hs_formats.control import STALE_S, ClientState, ControlFolder, HeldMarker, Marker, MoverState, RunState, now_s
 from hs_formats.errors import FormatError
+from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
 from small_tmpfs import fill, small_tmpfs
 
@@ -313,3 +315,26 @@ def test_failure_paths(control: ControlFolder) -> None:
     control.failure_path(2, 1).touch()
     control.failure_path(1, 0).touch()
     assert [path.name for path in control.failure_paths()] == ["failed-1-r0", "failed-2-r1"]
+
+
+def test_what_dead_servers_leave_is_removed_once_clients_had_time_to_read_it(control: ControlFolder) -> None:
+    def leave(pid: int, *, failed_s_ago: float) -> HeldMarker:
+        held = control.hold_marker(replace(MARKER, pid=pid))
+        ring = FailureRing(control.failure_path(pid, 0), slots=4)
+        ring.close()
+        os.utime(ring.path, (time.time() - failed_s_ago,) * 2)
+        FixedRecord(control.statistics_path(pid, 0)).close()
+        return held
+
+    long_dead, just_dead, living = (leave(pid, failed_s_ago=age) for pid, age in ((11, 500.0), (12, 5.0), (13, 500.0)))
+    starting = FailureRing(control.failure_path(14, 0), slots=4)  # its marker is still to come
+    os.utime(starting.path, (0, 0))
+    long_dead.release()
+    just_dead.release()
+    assert control.remove_dead_servers(keep_s=60) == 1
+    assert [marker.pid for marker, _ in control.markers()] == [12, 13]
+    assert [path.name for path in control.failure_paths()] == ["failed-12-r0", "failed-13-r0", "failed-14-r0"]
+    assert not control.statistics_path(11, 0).exists()
+    assert control.statistics_path(13, 0).exists()
+    starting.close()
+    living.release()
