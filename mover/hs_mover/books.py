@@ -122,6 +122,7 @@ class Books:
         self._log: AppendLog | None = None
         self._identity: tuple[int, int] = (0, 0)
         self._info: DatasetInfo | None = None
+        self._info_identity: tuple[int, int, int] = (0, 0, 0)
 
     def has_run(self, run: str) -> bool:
         """`load_run` was called for `run`."""
@@ -165,12 +166,24 @@ class Books:
         return None if chunk is None or name.rank in chunk.seen else chunk.reference
 
     def info(self) -> DatasetInfo | None:
-        """``dataset.json``, None as long as there is none that can be read."""
-        if self._info is None:
+        """``dataset.json``, None as long as there is none that can be read.
+
+        A dataset that was removed may begin anew with other settings while this mover lives, so each call looks.
+
+        Raises:
+            OSError: the destination cannot be read.
+        """
+        try:
+            found = self.paths.info.stat()
+        except FileNotFoundError:
+            return None
+        identity = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        if self._info is None or identity != self._info_identity:
             try:
                 self._info = self.paths.read_info()
             except FormatError:
                 return None  # the client's to report; parts are kept either way
+            self._info_identity = identity
         return self._info
 
     def commit(self, lines: Collection[ManifestLine]) -> None:

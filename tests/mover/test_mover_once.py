@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hs_formats.hashing import ids_xxh3, xxh3_hex
 from hs_formats.names import PartName, temporary_name
 from hs_formats.stored import read_stored
 from hs_mover import housekeeping, lane
-from movers import check_moved, lines_of, move_once, raw_lines, scratch_parts
+from movers import check_moved, lines_of, move_once, mover_thread, raw_lines, scratch_parts, wait_for
 from parts import NONCE, drop_part, make_part, part_name, random_states, register
 
 RUN = "00c0ffee"
@@ -163,6 +164,28 @@ def test_a_part_that_does_not_fit_the_dataset_is_quarantined(src: Path, dst: Pat
     lines = lines_of(dst / "set")
     assert lines[fits.name].status == "stored"
     assert lines[differs.name].reason == "boundaries [1, 2] where the dataset has [1, 3]"
+
+
+def test_a_dataset_that_begins_anew_is_compared_with_its_new_description(src: Path, dst: Path) -> None:
+    def describe(boundaries: list[int]) -> None:
+        paths = DatasetPaths(dst / "set")
+        paths.create()
+        paths.write_info(
+            DatasetInfo(
+                model="m", config_hash="c", num_layers=4, boundaries=boundaries, dtype="float32", hidden_size=8,
+                tokenizer="t", tokenizer_hash="h", template_hash="h",
+            )
+        )  # fmt: skip
+
+    describe([1, 2])
+    with mover_thread(src, dst):
+        old = drop_part(src, rid(1), 0, 4, 4, boundaries=(1, 2))
+        wait_for(lambda: not old.exists())
+        shutil.rmtree(dst / "set")
+        describe([1, 3])
+        new = drop_part(src, rid(2), 0, 4, 4, boundaries=(1, 3))
+        wait_for(lambda: not new.exists())
+    assert lines_of(dst / "set")[new.name].status == "stored"
 
 
 # -- ranks
