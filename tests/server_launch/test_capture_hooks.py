@@ -11,7 +11,6 @@ import pytest
 
 from hs_server import env
 from hs_server.capture.errors import CaptureRefused
-from hs_server.capture.families import arm_model
 from hs_server.capture.guards import GUARDS, check_settings
 from hs_server.capture.hooks import Hooks
 from hs_server.capture.settings import CaptureSettings
@@ -140,23 +139,6 @@ def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
 def test_settings_name_the_variable_they_refuse(name: str, value: str) -> None:
     with pytest.raises(CaptureRefused, match=name):
         CaptureSettings.from_environment({env.DUMP_DIR: "/dev/shm/x", name: value})
-
-
-def test_models_are_flagged_directly_or_by_their_inner_setter() -> None:
-    plain = SimpleNamespace(model=SimpleNamespace(layers_to_capture=[]), capture_aux_hidden_states=False)
-    arm_model(plain, (1, 4))
-    assert plain.model.layers_to_capture == [1, 4]
-    assert plain.capture_aux_hidden_states
-    got: list[list[int]] = []
-    moe = SimpleNamespace(
-        model=SimpleNamespace(layers_to_capture=[], set_eagle3_layers_to_capture=got.append),
-        capture_aux_hidden_states=False,
-    )
-    arm_model(SimpleNamespace(language_model=moe), (2, 3))
-    assert got == [[2, 3]]
-    assert moe.capture_aux_hidden_states
-    with pytest.raises(CaptureRefused, match="no auxiliary hidden states"):
-        arm_model(SimpleNamespace(model=SimpleNamespace()), (1,))
 
 
 def test_the_dormant_plugin_imports_nothing() -> None:

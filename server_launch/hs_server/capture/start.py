@@ -25,7 +25,7 @@ from hs_server import env
 from hs_server.capture.backends import backend_for
 from hs_server.capture.copy_path import CopyPath, ring_shape
 from hs_server.capture.errors import CaptureRefused
-from hs_server.capture.families import arm_model
+from hs_server.capture.families import arm_model, check_reduction
 from hs_server.capture.guards import check_settings
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
@@ -63,6 +63,7 @@ def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
     """
     check_settings(runner.server_args)
     meta, marker, table = _describe(runner, settings)
+    check_reduction(runner.model, runner.server_args, tp_size=meta.tp_size, sglang_version=meta.sglang_version)
     control = ControlFolder(settings.dump_dir)
     try:
         control.create()
