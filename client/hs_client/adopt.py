@@ -39,7 +39,7 @@ class Adopted:
     @property
     def done(self) -> Done:
         """The ledger's line for it."""
-        return Done(sample_id=self.intent.sample_id, rid=self.intent.rid, adopted=True)
+        return Done(sample_id=self.intent.sample_id, rid=self.intent.rid, adopted=True, content=self.intent.content)
 
 
 async def wait_drained(

@@ -37,15 +37,17 @@ def ledger_lines(batch: Sequence[Outcome]) -> list[LedgerLine]:
 
 
 def _line(outcome: Outcome) -> LedgerLine:
-    sample_id, attempt, verdict = outcome.item.sample.sample_id, outcome.attempt, outcome.verdict
+    sample, attempt, verdict = outcome.item.sample, outcome.attempt, outcome.verdict
+    sample_id = sample.sample_id
     if not verdict.done:
         return Failed(sample_id=sample_id, rid=attempt.rid, kind=verdict.kind, reason=verdict.reason)
     if attempt.answer is None:
-        return Done(sample_id=sample_id, rid=attempt.rid, adopted=True)
+        return Done(sample_id=sample_id, rid=attempt.rid, adopted=True, content=sample.content)
     return Done(
         sample_id=sample_id,
         rid=attempt.rid,
         finish_reason=attempt.answer.finish_type,
         prompt_tokens=attempt.answer.prompt_tokens,
         cached_tokens=attempt.answer.cached_tokens,
+        content=sample.content,
     )

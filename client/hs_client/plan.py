@@ -17,6 +17,8 @@ from hs_client.rows import Row, RowError, digest, parse_row
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
 
+_REMEDY = "give the changed row another id, or the file another --dataset"
+
 
 class Fate(Enum):
     """What is to become of a row."""
@@ -34,7 +36,7 @@ class Judged:
 
     `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
     `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
-    an earlier run has noted the rejection already.
+    an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's.
     """
 
     where: str
@@ -43,6 +45,21 @@ class Judged:
     sample_id: str = ""
     reason: str = ""
     known: bool = False
+    content: str = ""
+    context_tokens: int = 0
+
+    def refused(self, error: RowError) -> Judged:
+        """The same row, which turned out not to fit."""
+        sample_id, content = ("", "") if self.row is None else (self.row.sample_id, self.row.content)
+        return Judged(
+            self.where,
+            Fate.REJECTED,
+            None,
+            sample_id=sample_id,
+            reason=error.reason,
+            content=content,
+            context_tokens=error.context_tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -53,6 +70,7 @@ class Plan:
         files: the inputs, in order.
         history: what earlier runs left.
         shard: (i, n): only samples of shard i of n are this run's.
+        context_tokens: the server's context length, 0 where nobody knows it.
         first: digest of a sample id → place of the first row that has it, as file index << 40 | line.
         counts: rows by fate.
         needs_tokenizer: a row to send is text or messages.
@@ -62,6 +80,7 @@ class Plan:
     history: History
     shard: tuple[int, int] = (0, 1)
     max_line_bytes: int = MAX_LINE_BYTES
+    context_tokens: int = 0
     first: dict[bytes, int] = field(default_factory=dict)
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     needs_tokenizer: bool = False
@@ -109,28 +128,42 @@ class Plan:
         i, n = self.shard
         if n > 1 and int.from_bytes(key[:8], "big") % n != i:
             return Judged(where, Fate.ELSEWHERE, row)
+        changed = self.history.changed(key, row.content)
         if key in self.history.done:
+            if changed:
+                reason = f"id {row.sample_id!r} is done already, with other content; {_REMEDY}"
+                return Judged(where, Fate.REJECTED, None, reason=reason)
             return Judged(where, Fate.DONE, row)
-        if key in self.history.rejected:
+        if key in self.history.rejected and not changed and not self._fits_now(key):
             reason = self.history.rejected[key]
             return Judged(where, Fate.REJECTED, None, sample_id=row.sample_id, reason=reason, known=True)
         return Judged(where, Fate.SEND, row)
+
+    def _fits_now(self, key: bytes) -> bool:
+        """It was too long for the server of that time, and this one has a longer context."""
+        return 0 < self.history.short.get(key, 0) < self.context_tokens
 
     def _where(self, place: int) -> str:
         return f"{self.files[place >> 40]}:{place & ((1 << 40) - 1)}"
 
 
 def make_plan(
-    files: Sequence[Path], history: History, *, shard: tuple[int, int] = (0, 1), max_line_bytes: int = MAX_LINE_BYTES
+    files: Sequence[Path],
+    history: History,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    max_line_bytes: int = MAX_LINE_BYTES,
+    context_tokens: int = 0,
 ) -> Plan:
     """Read the files once and count.
 
     Raises:
         BadPrompts: a file cannot be read.
     """
-    plan = Plan(files, history, shard, max_line_bytes)
+    plan = Plan(files, history, shard, max_line_bytes, context_tokens)
     for judged in plan.judge_all():
         plan.counts[judged.fate] += 1
-        if judged.fate is Fate.SEND and judged.row is not None and judged.row.kind != "input_ids":
-            plan.needs_tokenizer = True
+        if judged.fate is Fate.SEND and judged.row is not None:
+            plan.needs_tokenizer |= judged.row.kind != "input_ids"
+            history.drop_changed(digest(judged.row.sample_id), judged.row.content)
     return plan

@@ -30,13 +30,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A sample ready to be sent. `ids` is int32 [n], `spans` are the [start, stop) of tokens to train on."""
+    """A sample ready to be sent. `ids` is int32 [n], `spans` are the [start, stop) of tokens to train on; `content` is
+    the row's."""
 
     sample_id: str
     where: str
     ids: npt.NDArray[np.int32]
     spans: list[tuple[int, int]]
     ids_hash: str
+    content: str = ""
 
     @property
     def n(self) -> int:
@@ -66,6 +68,7 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
         raise RowError(
             f"too long: {n} tokens, and the server's context of {limits.context_tokens} needs one to spare",
             row.sample_id,
+            context_tokens=limits.context_tokens,
         )
     if limits.vocab_size and max(ids) >= limits.vocab_size:
         raise RowError(f"token id {max(ids)} is outside the vocabulary of {limits.vocab_size}", row.sample_id)
@@ -73,7 +76,7 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
     if start >= n:
         raise RowError("the last turn has no token: nothing to train on", row.sample_id)
     array = np.asarray(ids, dtype=np.int32)
-    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids))
+    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content)
 
 
 class Source:
@@ -126,9 +129,7 @@ class Source:
             try:
                 sample = prepare(judged.row, judged.where, limits=self._limits, tokenizer=self._tokenizer)
             except RowError as error:
-                rejected.append(
-                    Judged(judged.where, Fate.REJECTED, None, sample_id=judged.row.sample_id, reason=error.reason)
-                )
+                rejected.append(judged.refused(error))
                 continue
             samples.append(sample)
             tokens += sample.n

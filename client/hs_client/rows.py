@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from hs_formats.hashing import row_sample_id
+from hs_formats.hashing import row_content, row_sample_id
 
 __all__ = ["MAX_ID_CHARS", "Row", "RowError", "digest", "parse_row"]
 
@@ -18,12 +18,16 @@ _SOURCES = ("input_ids", "text", "messages")
 
 
 class RowError(ValueError):
-    """Why a row can never be a sample. `sample_id` is empty where the row could not be read that far."""
+    """Why a row can never be a sample. `sample_id` is empty where the row could not be read that far.
 
-    def __init__(self, reason: str, sample_id: str = "") -> None:
+    `context_tokens`: the context length of the server where that is what the row does not fit, else 0.
+    """
+
+    def __init__(self, reason: str, sample_id: str = "", *, context_tokens: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.sample_id = sample_id
+        self.context_tokens = context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Row:
     Attributes:
         sample_id: the row's own id, or the hash of its content.
         named: the row has an id of its own.
+        content: `hs_formats.hashing.row_content` of a row that is named, else "": its id is the hash of its content.
         kind: which of the three sources the row has.
         ids: token ids of an `input_ids` row.
         mask: its loss mask, None for all ones.
@@ -43,6 +48,7 @@ class Row:
 
     sample_id: str
     named: bool
+    content: str
     kind: Literal["input_ids", "text", "messages"]
     ids: tuple[int, ...] = ()
     mask: tuple[int, ...] | None = None
@@ -134,18 +140,19 @@ def _check(row: Mapping[str, Any], sample_id: str) -> Row:
         have = f"has {' and '.join(sources)}" if sources else f"has keys {', '.join(sorted(row))[:120] or 'none'}"
         raise RowError(f"needs exactly one of {', '.join(_SOURCES)}; {have}")
     mask = row.get("loss_mask")
+    content = row_content(row) if named else ""
     match sources[0]:
         case "input_ids":
             ids = _token_ids(row["input_ids"])
-            return Row(sample_id, named, "input_ids", ids=ids, mask=None if mask is None else _mask(mask, len(ids)))
+            own = None if mask is None else _mask(mask, len(ids))
+            return Row(sample_id, named, content, "input_ids", ids=ids, mask=own)
         case _ if mask is not None:
             raise RowError("loss_mask counts tokens and goes with input_ids only")
         case "text":
-            return Row(sample_id, named, "text", text=_text(row["text"]))
+            return Row(sample_id, named, content, "text", text=_text(row["text"]))
         case _:
-            return Row(
-                sample_id, named, "messages", messages=_messages(row["messages"]), template=_template_arguments(row)
-            )
+            messages, template = _messages(row["messages"]), _template_arguments(row)
+            return Row(sample_id, named, content, "messages", messages=messages, template=template)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -54,7 +54,8 @@ def run_command(settings: RunSettings) -> int:
     if place is None or (trouble is not None and not place.paths.ledger.is_dir()):
         raise trouble or NoMover(scratch=settings.scratch, reason="none ever did")
     history = _history(place)
-    plan = make_plan(settings.files, history, shard=settings.shard)
+    context = 0 if server is None else server.marker.context_length
+    plan = make_plan(settings.files, history, shard=settings.shard, context_tokens=context)
     _facts(progress, settings, place=place, server=server, plan=plan)
     if not plan.left:
         return _nothing_to_do(progress, plan)
@@ -114,7 +115,7 @@ def _facts(progress: Progress, settings: RunSettings, *, place: Place, server: S
 
 def _nothing_to_do(progress: Progress, plan: Plan) -> int:
     tally = Tally(earlier=plan.counts[Fate.DONE], identical=plan.counts[Fate.IDENTICAL])
-    for judged in Plan(plan.files, plan.history, plan.shard, plan.max_line_bytes).judge_all():
+    for judged in Plan(plan.files, plan.history, plan.shard, plan.max_line_bytes, plan.context_tokens).judge_all():
         if judged.fate is Fate.REJECTED:
             tally.rejected += 1
             tally.problem(f"{judged.where}: rejected: {judged.reason}")

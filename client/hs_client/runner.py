@@ -204,7 +204,15 @@ class Runner:
                 self._tally.rejected += 1
                 self._tally.problem(f"{judged.where}: rejected: {judged.reason}")
                 if not judged.known:
-                    lines.append(Rejected(sample_id=judged.sample_id, row=judged.where, reason=judged.reason))
+                    lines.append(
+                        Rejected(
+                            sample_id=judged.sample_id,
+                            row=judged.where,
+                            reason=judged.reason,
+                            content=judged.content,
+                            context_tokens=judged.context_tokens,
+                        )
+                    )
             if lines:
                 await self._ledger.commit(*lines)
             await self._queue.put(Item(sample, self._next_row()) for sample in samples)
@@ -281,6 +289,7 @@ class Runner:
                 ids_xxh3=sample.ids_hash,
                 mask=sample.spans,
                 row=sample.where,
+                content=sample.content,
             )
         )
         self._tally.sent += 1

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["XXH3", "ids_bytes", "ids_xxh3", "row_sample_id", "xxh3_hex"]
+__all__ = ["XXH3", "ids_bytes", "ids_xxh3", "row_content", "row_sample_id", "xxh3_hex"]
 
 XXH3 = xxhash.xxh3_128
 """The streaming hash behind every ``*_xxh3`` field; written as 32 lower-case hex digits."""
+
+_CONTENT = ("chat_template_kwargs", "input_ids", "loss_mask", "messages", "text", "tools")
 
 
 def xxh3_hex(pieces: Iterable[bytes | bytearray | memoryview]) -> str:
@@ -39,5 +41,14 @@ def row_sample_id(row: Mapping[str, Any]) -> str:
 
     The row is hashed and not its tokens, so that a resumed run need not tokenise what is done.
     """
-    canonical = json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return "row-" + hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return "row-" + hashlib.sha256(_canonical(row)).hexdigest()[:32]
+
+
+def row_content(row: Mapping[str, Any]) -> str:
+    """16 hex digits that change when anything of a row changes that decides about its tokens or its loss mask."""
+    return hashlib.sha256(_canonical({key: row[key] for key in _CONTENT if row.get(key) is not None})).hexdigest()[:16]
+
+
+def _canonical(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogatepass")

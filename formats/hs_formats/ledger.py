@@ -26,10 +26,11 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     version: str
 
 
-class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
+class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="intent"):
     """A request that may have been sent.
 
-    `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``.
+    `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``. `content` is `row_content` of a
+    row with an id of its own, so that a later run notices when the row has changed.
     """
 
     sample_id: str
@@ -38,12 +39,13 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
     ids_xxh3: str
     mask: list[tuple[int, int]]
     row: str = ""
+    content: str = ""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="done"):
     """A sample whose record is complete and durable.
 
-    `adopted`: the record was found by a later run, which has not seen the server's answer.
+    `adopted`: the record was found by a later run, which has not seen the server's answer. `content`: as of its intent.
     """
 
     sample_id: str
@@ -52,6 +54,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="d
     finish_reason: str = ""
     prompt_tokens: int = -1
     cached_tokens: int = -1
+    content: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -63,12 +66,17 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
-class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
-    """An input row that can never be a sample. `sample_id` is empty where the row could not be read that far."""
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="rejected"):
+    """An input row that can never be a sample. `sample_id` is empty where the row could not be read that far.
+
+    `content`: as in `Intent`. `context_tokens`: the server's context length where that was too short, else 0.
+    """
 
     sample_id: str
     row: str
     reason: str
+    content: str = ""
+    context_tokens: int = 0
 
 
 LedgerLine = RunStarted | Intent | Done | Failed | Rejected
