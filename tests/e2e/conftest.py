@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]
                 work = tmp_path_factory.mktemp("server")
                 scratch = stack.enter_context(small_tmpfs(work / "scratch", options="size=256m,mode=0700"))
                 server, _ = launch_server(tiny_model(model), scratch, work, options=options, sglang=sglang)
-                stack.callback(server.stop)
                 running[key] = server
             return running[key]
 
         yield get
+        # At once: each takes some seconds, of which most are waiting.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Server.stop, running.values()))
 
 
 @pytest.fixture(scope="session")
