@@ -5,21 +5,34 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 
 from hs_formats.control import ControlFolder
 
 __all__ = ["hold_claim", "live_runs"]
+
+_PATIENCE_S = 5.0
+_PAUSE_S = 0.01
 
 
 def hold_claim(control: ControlFolder, run: str) -> int:
     """Lock the record of `run`, which exists; returns the descriptor that holds the lock.
 
     Raises:
-        OSError: the record is gone.
+        OSError: the record is gone, or stays locked.
     """
     fd = os.open(control.clients / f"{run}.json", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd
+    end_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # `live_runs` of another process looks at it, for a moment
+            if time.monotonic() >= end_s:
+                os.close(fd)
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return fd
 
 
 def live_runs(control: ControlFolder) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -109,12 +110,24 @@ class CreditKeeper:
         return mover_trouble(self.mover, now_s()) if self.mover is not None else ""
 
     async def publish(self) -> None:
-        """The heartbeat: say what may still come. A lease that nobody spent since the last one is given back."""
+        """The heartbeat: say what may still come. A lease that nobody spent since the last one is given back.
+
+        Raises:
+            OSError: scratch was removed or replaced, so that nobody sees the promise nor knows the run any more.
+        """
         async with self._lock:
             if not self._spent_since_publish:
                 self._lease_bytes = 0
             self._spent_since_publish = False
-            await anyio.to_thread.run_sync(self._write, self._outstanding() + self._lease_bytes)
+            await anyio.to_thread.run_sync(self._beat, self._outstanding() + self._lease_bytes)
+
+    def _beat(self, promised_bytes: int) -> None:
+        if self._record is None:
+            return
+        path = self._record.path
+        if not os.path.samestat(os.stat(path), os.fstat(self._claim)):
+            raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
+        self._write(promised_bytes)
 
     def _state(self, promised_bytes: int) -> ClientState:
         return ClientState(

@@ -8,20 +8,28 @@ __all__ = [
     "BadPrompts",
     "DatasetMismatch",
     "DestinationBroken",
+    "MoverElsewhere",
     "MoverSilent",
     "NoMover",
     "NoPlugin",
     "NoServer",
     "NoTokenizer",
     "NothingWorks",
+    "ScratchBroken",
     "ServerChanged",
     "ServerGone",
     "StorageStuck",
+    "TooFewFiles",
 ]
 
 
 class BadPrompts(UsageError):
     """cannot read {path}: {reason}"""
+
+
+class TooFewFiles(UsageError):
+    """--concurrency {concurrency} needs some {need} open files, and this shell allows {limit}: raise it with `ulimit -n
+    {need}`, or take a lower --concurrency"""
 
 
 class NoServer(ServerLost):
@@ -59,6 +67,16 @@ class DatasetMismatch(PreflightError):
 
 class NoMover(StorageError):
     """no mover works on {scratch} ({reason}): start `hs-mover --src {scratch} --dst FOLDER`"""
+
+
+class MoverElsewhere(StorageError):
+    """the mover on {scratch} stores to {now} now, and this run's dataset lies in {then}; {left} samples are pending:
+    start `hs-mover --src {scratch} --dst {then}`, then repeat this command, which goes on where it stopped"""
+
+
+class ScratchBroken(StorageError):
+    """cannot use {path} ({reason}); {left} samples are pending: if scratch was removed, launch the server and start the
+    mover again, then repeat this command, which goes on where it stopped"""
 
 
 class MoverSilent(StorageError):

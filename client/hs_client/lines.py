@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MAX_LINE_BYTES", "Line", "read_lines"]
+__all__ = ["MAX_LINE_BYTES", "Line", "read_lines", "shown"]
 
 MAX_LINE_BYTES = 32 << 20
 """Longer lines are rejected: a million token ids take about 7 MB."""
@@ -21,6 +21,11 @@ class Line:
     number: int
     data: bytes | None
     size_bytes: int
+
+
+def shown(path: Path) -> str:
+    """`path` as text that can be printed and stored, also where its name is no UTF-8."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def read_lines(path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hs_client.errors import BadPrompts
 from hs_client.history import History
-from hs_client.lines import MAX_LINE_BYTES, read_lines
+from hs_client.lines import MAX_LINE_BYTES, read_lines, shown
 from hs_client.rows import Row, RowError, digest, parse_row
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
@@ -104,14 +104,14 @@ class Plan:
         for index, path in enumerate(self.files):
             try:
                 for line in read_lines(path, max_bytes=self.max_line_bytes):
-                    where = f"{path}:{line.number}"
+                    where = f"{shown(path)}:{line.number}"
                     if line.data is None:
                         reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
                         yield Judged(where, Fate.REJECTED, None, reason=reason)
                         continue
                     yield self._judge(where, index << 40 | line.number, line.data)
             except OSError as error:
-                raise BadPrompts(path=path, reason=error.strerror or error) from None
+                raise BadPrompts(path=shown(path), reason=error.strerror or error) from None
 
     def _judge(self, where: str, place: int, line: bytes) -> Judged:
         try:
@@ -125,8 +125,7 @@ class Plan:
                 return Judged(where, Fate.IDENTICAL, row)
             reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
             return Judged(where, Fate.REJECTED, None, reason=reason)
-        i, n = self.shard
-        if n > 1 and int.from_bytes(key[:8], "big") % n != i:
+        if not self.in_shard(key):
             return Judged(where, Fate.ELSEWHERE, row)
         changed = self.history.changed(key, row.content)
         if key in self.history.done:
@@ -139,12 +138,17 @@ class Plan:
             return Judged(where, Fate.REJECTED, None, sample_id=row.sample_id, reason=reason, known=True)
         return Judged(where, Fate.SEND, row)
 
+    def in_shard(self, key: bytes) -> bool:
+        """The sample of this digest is this run's."""
+        i, n = self.shard
+        return n == 1 or int.from_bytes(key[:8], "big") % n == i
+
     def _fits_now(self, key: bytes) -> bool:
         """It was too long for the server of that time, and this one has a longer context."""
         return 0 < self.history.short.get(key, 0) < self.context_tokens
 
     def _where(self, place: int) -> str:
-        return f"{self.files[place >> 40]}:{place & ((1 << 40) - 1)}"
+        return f"{shown(self.files[place >> 40])}:{place & ((1 << 40) - 1)}"
 
 
 def make_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import time
@@ -17,10 +18,11 @@ import anyio.to_thread
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.claim import live_runs
 from hs_client.credits import sweep_clients
-from hs_client.errors import BadPrompts, DestinationBroken, NoMover
+from hs_client.errors import BadPrompts, DestinationBroken, NoMover, ScratchBroken, TooFewFiles
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
 from hs_client.ledger_log import LedgerLog
+from hs_client.lines import shown
 from hs_client.plan import Fate, Plan, make_plan
 from hs_client.preflight import Place, ServerFacts, check_dataset, check_mover, check_server, find_place
 from hs_client.prepare import Limits, Source
@@ -38,6 +40,9 @@ __all__ = ["run_command"]
 
 INTERRUPTED = 130
 
+_OTHER_FILES = 100
+"""Files besides a connection for each worker: ledgers, manifests, scratch, modules."""
+
 
 def run_command(settings: RunSettings) -> int:
     """Do one run; returns its exit code.
@@ -47,6 +52,7 @@ def run_command(settings: RunSettings) -> int:
     """
     started_s = time.monotonic()
     _check_files(settings.files)
+    _allow_files(settings.concurrency)
     dataset = dataset_name(settings.dataset, settings.files)
     tally = Tally()
     progress = Progress(tally, interval_s=settings.progress_interval_s, state=lambda: (0, 0, ""))
@@ -67,7 +73,17 @@ def run_command(settings: RunSettings) -> int:
 def _check_files(files: Sequence[Path]) -> None:
     for path in files:
         if not path.is_file():
-            raise BadPrompts(path=path, reason="no such file" if not path.exists() else "not a file")
+            raise BadPrompts(path=shown(path), reason="no such file" if not path.exists() else "not a file")
+
+
+def _allow_files(concurrency: int) -> None:
+    need = concurrency + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise TooFewFiles(concurrency=concurrency, need=need, limit=hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 def _look_around(settings: RunSettings, dataset: str) -> tuple[Place | None, ServerFacts | None, HsError | None]:
@@ -145,6 +161,13 @@ class _Session:
         self._progress = progress
         self._tally = tally
         self._tokenizer = settings.tokenizer or server.tokenizer
+        self._to_send = 0
+        self._unsent = 0
+
+    def _count_to_send(self, left: int) -> None:
+        limit = self._settings.limit
+        self._to_send = left if limit is None else min(left, limit)
+        self._unsent = left - self._to_send
 
     def run(self, started_s: float) -> int:
         settings, plan, tally = self._settings, self._plan, self._tally
@@ -164,8 +187,8 @@ class _Session:
         self._progress.say(f"run        {run}")
         _register(self._place, run)
         ledger = LedgerLog(self._place.paths.ledger_file(run), timeout_s=settings.mover_timeout_s)
-        to_send = plan.left if settings.limit is None else min(plan.left, settings.limit)
-        tally.total = to_send + plan.counts[Fate.REJECTED]
+        self._count_to_send(plan.left)
+        tally.total = self._to_send + plan.counts[Fate.REJECTED]
         tally.earlier = plan.counts[Fate.DONE]
         tally.identical = plan.counts[Fate.IDENTICAL]
         error: HsError | None = None
@@ -179,9 +202,7 @@ class _Session:
             ledger.close()
             self._progress.close()
         unfinished = error is not None or interrupted
-        pending = (
-            max(0, tally.total - tally.done - tally.failed - tally.rejected) if unfinished else plan.left - to_send
-        )
+        pending = self._unsent + (max(0, tally.total - tally.done - tally.failed - tally.rejected) if unfinished else 0)
         for line in summary_lines(tally, spent_s=time.monotonic() - started_s, pending=pending):
             self._progress.say(line)
         if error is not None:
@@ -195,7 +216,7 @@ class _Session:
         first = RunStarted(
             run=run,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            inputs=[str(path) for path in self._settings.files],
+            inputs=[shown(path) for path in self._settings.files],
             servers=[self._server.url],
             version=_version(),
         )
@@ -208,16 +229,20 @@ class _Session:
         """Adopt, then run; True when interrupted."""
         await self._adopt(ledger)
         self._progress.start(self._tally.total)
-        runner = Runner(
-            self._settings,
-            run=run,
-            place=self._place,
-            server=self._server,
-            source=source,
-            ledger=ledger,
-            tally=self._tally,
-            say=self._progress.say,
-        )
+        try:
+            runner = Runner(
+                self._settings,
+                run=run,
+                place=self._place,
+                server=self._server,
+                source=source,
+                ledger=ledger,
+                tally=self._tally,
+                say=self._progress.say,
+            )
+        except OSError as caught:
+            path, reason = caught.filename or self._settings.scratch, caught.strerror or caught
+            raise ScratchBroken(path=path, reason=reason, left=self._plan.left) from None
         self._progress.follow(lambda: (runner.in_flight, runner.to_store, runner.waiting))
         error: HsError | None = None
         async with anyio.create_task_group() as group:
@@ -237,13 +262,17 @@ class _Session:
         history = plan.history
         if not history.open:
             return
-        await wait_drained(
-            self._place,
-            history.open_runs,
-            timeout_s=self._settings.mover_timeout_s,
-            left=plan.left,
-            say=self._progress.say,
-        )
+        try:
+            await wait_drained(
+                self._place,
+                history.open_runs,
+                timeout_s=self._settings.mover_timeout_s,
+                left=plan.left,
+                say=self._progress.say,
+            )
+        except OSError as error:
+            path, reason = error.filename or self._settings.scratch, error.strerror or error
+            raise ScratchBroken(path=path, reason=reason, left=plan.left) from None
         try:
             adopted = await anyio.to_thread.run_sync(find_complete, self._place, history)
             await anyio.to_thread.run_sync(ledger.write_now, [found.done for found in adopted])
@@ -251,7 +280,7 @@ class _Session:
             raise DestinationBroken(path=self._place.paths.root, reason=error.strerror or error) from None
         for found in adopted:
             history.done.add(found.key)
-            if found.key not in plan.first:
+            if found.key not in plan.first or not plan.in_shard(found.key):
                 continue  # of another file or shard: done all the same, but none of this run's samples
             tally.done += 1
             tally.adopted += 1
@@ -260,6 +289,8 @@ class _Session:
             tally.raw_bytes += sum(line.raw_bytes for line in found.lines)
             tally.stored_bytes += sum(line.stored_bytes for line in found.lines)
         if adopted:
+            self._count_to_send(plan.left - tally.adopted)
+            tally.total = tally.adopted + self._to_send + plan.counts[Fate.REJECTED]
             self._progress.say(f"adopted {len(adopted)} records that earlier runs had sent for and not noted")
 
     async def _signals(self, runner: Runner) -> None:

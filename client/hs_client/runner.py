@@ -17,7 +17,7 @@ from hs_client.admission import RecordCost
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
-from hs_client.errors import NothingWorks
+from hs_client.errors import MoverElsewhere, NothingWorks, ScratchBroken
 from hs_client.gate import ServerGate
 from hs_client.ledger_log import LedgerLog
 from hs_client.outcomes import Outcome, ledger_lines
@@ -171,6 +171,10 @@ class Runner:
             await task(*arguments)
         except HsError as error:
             self._error = self._error or error
+            self._scope.cancel()
+        except OSError as error:
+            path, reason = error.filename or self._settings.scratch, error.strerror or error
+            self._error = self._error or ScratchBroken(path=path, reason=reason, left=self.left)
             self._scope.cancel()
 
     async def interrupt(self) -> None:
@@ -403,7 +407,11 @@ class Runner:
         beats = 0
         while True:
             await self._keeper.publish()
-            await anyio.to_thread.run_sync(self._keeper.read_mover)
+            mover = await anyio.to_thread.run_sync(self._keeper.read_mover)
+            if mover is not None and mover.dst != self._place.mover.dst:
+                raise MoverElsewhere(
+                    scratch=self._settings.scratch, now=mover.dst, then=self._place.mover.dst, left=self.left
+                )
             self._supervise()
             # A server can be replaced while nothing is in flight, so that no request notices.
             if beats % _BEATS_TO_SERVER_CHECK == 0:
@@ -417,6 +425,8 @@ class Runner:
         watch.calm(at_s, waiting=bool(self.waiting))
         watch.heard(correlator.last_part_s)
         watch.moved(correlator.last_line_s)
+        if self._ledger.trouble:
+            watch.heard(at_s)  # requests wait for their intents to be written: the server cannot have answered them
         if self._gate.is_open:
             watch.check_server(at_s, in_flight=self.in_flight, left=self.left)
         reason = self._keeper.waiting or correlator.trouble

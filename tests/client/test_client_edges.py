@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +14,10 @@ from typing import Any
 import pytest
 
 from chain import MoverProcess, running_mover, wait_until
-from client_runs import Ledgers, check_records, client, prompts, start
+from client_runs import Ledgers, argv, check_records, client, prompts, start
 from fake_server import Act, serving
+from hs_client.claim import hold_claim, live_runs
+from hs_formats.control import ControlFolder
 from hs_formats.hashing import row_content
 from hs_formats.ledger import Done, Rejected
 
@@ -99,3 +106,102 @@ def test_a_record_of_the_row_as_it_was_is_not_adopted(mover: MoverProcess, tmp_p
         assert "2 done (1 adopted)" in ended.text
         assert [ids for _, ids in server.requests] == [[30, 40]]
     check_records(mover.dst / "p", {"a": [1, 2], "b": [30, 40]})
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"s{i}", "input_ids": list(range(1, 2 + i % 30))} for i in range(count)]
+
+
+def ids_of(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    return {row["id"]: row["input_ids"] for row in rows}
+
+
+def test_adopted_records_are_no_part_of_the_limit(mover: MoverProcess, tmp_path: Path) -> None:
+    file = prompts(tmp_path / "p.jsonl", rows_of(12))
+    with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=60)) as server:
+        killed = start(server, file, "--concurrency", "5", log=tmp_path / "killed.log")
+        wait_until(lambda: list((mover.dst / "p" / "data").rglob("*.zst"))[4:], timeout_s=30, what="five stored parts")
+        killed.kill()
+        killed.wait()
+    with serving(mover.scratch) as server:
+        ended = client(server, file, "--limit", "4")
+    assert "9 done (5 adopted), 0 failed, 0 rejected, 0 done earlier, 3 pending" in ended.text
+
+
+def test_a_mover_that_stores_elsewhere_ends_the_run(tmp_path: Path) -> None:
+    rows = rows_of(60)
+    file, scratch = prompts(tmp_path / "p.jsonl", rows), tmp_path / "scratch"
+    scratch.mkdir(mode=0o700)
+    with serving(scratch, act=lambda number, rid, ids: Act(delay_s=0.2)) as server:
+        with running_mover(scratch, tmp_path / "dst", tmp_path):
+            run = start(server, file, "--concurrency", "4", log=tmp_path / "client.log")
+            wait_until(lambda: len(server.requests) > 12, timeout_s=30, what="some requests")
+        with running_mover(scratch, tmp_path / "other", tmp_path):
+            assert run.wait(20) == 5
+        text = (tmp_path / "client.log").read_text()
+        assert f"stores to {tmp_path / 'other'} now, and this run's dataset lies in {tmp_path / 'dst'}" in text
+        assert "0 failed" in text
+        with running_mover(scratch, tmp_path / "dst", tmp_path):
+            assert client(server, file).code == 0
+    check_records(tmp_path / "dst" / "p", ids_of(rows))
+
+
+def test_scratch_removed_under_a_run_is_one_line_and_5(mover: MoverProcess, tmp_path: Path) -> None:
+    with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=0.2)) as server:
+        run = start(server, prompts(tmp_path / "p.jsonl", rows_of(60)), "--concurrency", "4", log=tmp_path / "c.log")
+        wait_until(lambda: len(server.requests) > 8, timeout_s=30, what="some requests")
+        shutil.rmtree(mover.scratch, ignore_errors=True)
+        assert run.wait(20) == 5
+    text = (tmp_path / "c.log").read_text()
+    assert "Traceback" not in text
+    assert f"error: cannot use {mover.scratch}" in text
+
+
+def test_a_ledger_that_cannot_be_written_is_no_lost_server(mover: MoverProcess, tmp_path: Path) -> None:
+    file = prompts(tmp_path / "p.jsonl", rows_of(80))
+    with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=0.1)) as server:
+        run = start(
+            server, file, "--concurrency", "4", "--server-timeout", "2", "--mover-timeout", "6", log=tmp_path / "c.log"
+        )
+        wait_until(lambda: len(server.requests) > 8, timeout_s=30, what="some requests")
+        (mover.dst / "p" / "ledger").rename(tmp_path / "away")
+        assert run.wait(30) == 5
+        assert "error: cannot write " in (tmp_path / "c.log").read_text()
+        (tmp_path / "away").rename(mover.dst / "p" / "ledger")
+        assert client(server, file).code == 0
+    check_records(mover.dst / "p", ids_of(rows_of(80)))
+
+
+def test_a_file_whose_name_is_no_text(mover: MoverProcess, tmp_path: Path) -> None:
+    file = prompts(tmp_path / os.fsdecode(b"\xff.jsonl"), [*rows_of(2), {"id": "s0", "text": "again"}])
+    with serving(mover.scratch) as server:
+        ended = client(server, file, "--dataset", "d")
+    assert ended.code == 1
+    assert "\\xff.jsonl:3: rejected: id 's0' is taken by" in ended.text
+    check_records(mover.dst / "d", ids_of(rows_of(2)))
+
+
+@pytest.mark.parametrize(("limit", "code"), [("-Sn 160", 0), ("-n 160", 2)])
+def test_open_files_are_allowed_as_far_as_they_may_be(
+    mover: MoverProcess, tmp_path: Path, limit: str, code: int
+) -> None:
+    with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=0.5)) as server:
+        words = argv(server, [prompts(tmp_path / "p.jsonl", rows_of(200))], "--concurrency", "180")
+        done = subprocess.run(
+            ["bash", "-c", f'ulimit {limit}; exec "$@"', "-", *words], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == code, done.stderr
+    assert ("--concurrency 180 needs some 280 open files, and this shell allows 160" in done.stderr) == bool(code)
+
+
+def test_a_claim_waits_for_somebody_who_looks(tmp_path: Path) -> None:
+    control = ControlFolder(tmp_path)
+    control.create()
+    control.client_record("0000abcd").close()
+    looks = os.open(control.clients / "0000abcd.json", os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    threading.Timer(0.2, os.close, (looks,)).start()
+    claim = hold_claim(control, "0000abcd")
+    assert live_runs(control) == {"0000abcd"}
+    os.close(claim)
+    assert live_runs(control) == set()
