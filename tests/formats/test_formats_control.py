@@ -322,7 +322,8 @@ def test_what_dead_servers_leave_is_removed_once_clients_had_time_to_read_it(con
         held = control.hold_marker(replace(MARKER, pid=pid))
         ring = FailureRing(control.failure_path(pid, 0), slots=4)
         ring.close()
-        os.utime(ring.path, (time.time() - failed_s_ago,) * 2)
+        failed_s = time.time() - failed_s_ago
+        os.utime(ring.path, (failed_s, failed_s))
         FixedRecord(control.statistics_path(pid, 0)).close()
         return held
 
