@@ -57,16 +57,17 @@ def main() -> int:
     step("every state against transformers")
     worst = compare(model)
     print(f"\n{DIM}{time.monotonic() - started:.0f} s in all{RESET}")
-    print(f"\nLoad the data ({BOLD}{shown(DATASET)}{RESET} is yours to keep):\n")
+    python = shown(Path(sys.executable))
+    print(f"\nLoad the data with {BOLD}{python}{RESET} ({shown(DATASET)} stays until the next demo):\n")
     print(LOADING.format(dataset=shown(DATASET)))
     return 0 if worst <= TOLERANCE else 1
 
 
-LOADING = """    from hs_formats.reader import HiddenStateDataset
-    data = HiddenStateDataset("{dataset}")
-    sample = data["demo-04"]
-    print(sample.input_ids.shape, sample.loss_mask.sum())  # tokens, of which to train on
-    print(sample.hidden_states.shape)                      # tokens, boundaries + last state, hidden size
+LOADING = """from hs_formats.reader import HiddenStateDataset
+data = HiddenStateDataset("{dataset}")
+sample = data["demo-04"]
+print(sample.input_ids.shape, sample.loss_mask.sum())  # tokens, of which to train on
+print(sample.hidden_states.shape)                      # tokens, boundaries + last state, hidden size
 """
 
 
@@ -136,7 +137,7 @@ def server(model: Path, place: Place) -> Iterator[None]:
         yield
     finally:
         step("stop")
-        run("hs-server", "stop", *(["--port", str(place.port)] if place.port != DEFAULT_PORT else []))
+        run("hs-server", "stop", "--port", str(place.port))  # others may run as well
         if place.scratch != DEFAULT_SCRATCH:
             shutil.rmtree(place.scratch, ignore_errors=True)
 
