@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from hs_client.errors import DestinationBroken
 from hs_formats.jsonl import AppendLog
-from hs_formats.ledger import LedgerLine
+from hs_formats.ledger import Done, LedgerLine
 
 __all__ = ["LedgerLog"]
 
@@ -31,10 +31,17 @@ class LedgerLog:
 
     A destination that is full or away for a while is waited for: `trouble` then says why, and the lines are written
     when it is back. After `timeout_s` of that it is given up.
+
+    Args:
+        path: of the file.
+        timeout_s: how long the destination may be away.
+        manifests: their folder. The client may read a mover's lines before the mover has synced them, and a *done* line
+            must not outlive them, so they are synced first.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float) -> None:
+    def __init__(self, path: Path, *, timeout_s: float, manifests: Path | None = None) -> None:
         self.path = path
+        self._manifests = manifests
         self.trouble = ""
         self._timeout_s = timeout_s
         self._log: AppendLog | None = None
@@ -90,6 +97,9 @@ class LedgerLog:
         if self._log is None:
             self._log = AppendLog(self.path)
             self._inode = os.stat(self.path).st_ino
+        if self._manifests is not None and any(isinstance(line, Done) for line in lines):
+            for manifest in self._manifests.glob("*.jsonl"):
+                _sync(manifest)
         self._log.append(lines)
         self._log.sync()
 
@@ -98,3 +108,11 @@ class LedgerLog:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)

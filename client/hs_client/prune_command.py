@@ -6,7 +6,8 @@ Only payload is deleted. Manifests and ledgers stay as they are; what refers to 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from hs_formats.dataset import UNCLAIMED, DatasetPaths
 from hs_formats.errors import FormatError, PreflightError, StorageError
 from hs_formats.index import DatasetIndex
 from hs_formats.ledger import Done, Failed, Intent, iter_ledger
-from hs_formats.manifest import ManifestReader
+from hs_formats.manifest import ManifestLine, ManifestReader
 
 __all__ = ["Orphan", "delete", "find_orphans"]
+
+_STRANGER_S = 3600.0
+"""A run of another scratch, whose client cannot be asked, counts as alive for so long after its last ledger line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class Orphan:
 def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
     """Orphans of the dataset, and parts of runs that nobody claimed beside it.
 
-    Left alone are winners, records of open intents (the next run may adopt them) and everything of runs whose client or
-    parts are still in `scratch`.
+    Left alone are winners, records of open intents (the next run may adopt them) and everything of runs whose client
+    lives, by its lock in `scratch`, or may live, having written its ledger lately and being unknown there.
 
     Raises:
         PreflightError: this is no dataset, or its ledgers and manifests contradict each other.
@@ -44,10 +48,13 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
     control = ControlFolder(scratch)
     busy = live_runs(control) if control.clients.is_dir() else set()
     try:
+        busy |= _strangers(paths, control)
+        # In this order: whatever a run that goes on adds meanwhile can only spare a part.
+        lines = ManifestReader(paths.manifest).poll()
+        reasons = _losers(paths)
         winners = {str(sample.rid) for sample in DatasetIndex.load(paths).samples.values()}
-        reasons = _losers(paths, winners)
         return [
-            *_stored(paths, winners, reasons, busy),
+            *_stored(paths, lines, winners=winners, reasons=reasons, busy=busy),
             *_files(paths.quarantine, "quarantined"),
             *_files(dataset.absolute().parent / UNCLAIMED, "of a run that nobody claimed", busy),
         ]
@@ -55,7 +62,17 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
         raise PreflightError(f"{dataset}: {error}") from None
 
 
-def _losers(paths: DatasetPaths, winners: set[str]) -> Mapping[str, str]:
+def _strangers(paths: DatasetPaths, control: ControlFolder) -> set[str]:
+    at_s = time.time()
+    return {
+        path.stem
+        for path in paths.ledger.glob("*.jsonl")
+        if not (control.runs / path.name.replace(".jsonl", ".json")).exists()
+        and at_s - path.stat().st_mtime < _STRANGER_S
+    }
+
+
+def _losers(paths: DatasetPaths) -> Mapping[str, str]:
     """Why an attempt that is no winner will never be one, by rid."""
     samples: dict[str, str] = {}
     done: set[str] = set()
@@ -73,8 +90,6 @@ def _losers(paths: DatasetPaths, winners: set[str]) -> Mapping[str, str]:
                     pass
     reasons: dict[str, str] = {}
     for rid, sample in samples.items():
-        if rid in winners:
-            continue
         if sample in done:
             reasons[rid] = "of another attempt at a sample that is done"
         elif rid in failed:
@@ -84,12 +99,19 @@ def _losers(paths: DatasetPaths, winners: set[str]) -> Mapping[str, str]:
     return reasons
 
 
-def _stored(paths: DatasetPaths, winners: set[str], reasons: Mapping[str, str], busy: set[str]) -> Iterator[Orphan]:
-    for line in ManifestReader(paths.manifest).poll():
+def _stored(
+    paths: DatasetPaths,
+    lines: Iterable[ManifestLine],
+    *,
+    winners: set[str],
+    reasons: Mapping[str, str],
+    busy: set[str],
+) -> Iterator[Orphan]:
+    for line in lines:
         rid = line.name.rid
         why = reasons.get(str(rid), "of a request that no ledger knows")
         if line.status == "stored" and line.path and str(rid) not in winners and rid.run not in busy and why:
-            path = paths.root / line.path
+            path = paths.stored_file(line.path)
             if path.is_file() and not path.is_symlink():
                 yield Orphan(path, path.stat().st_size, why)
 

@@ -186,7 +186,8 @@ class _Session:
         run = _fresh_run(self._place, plan.history)
         self._progress.say(f"run        {run}")
         _register(self._place, run)
-        ledger = LedgerLog(self._place.paths.ledger_file(run), timeout_s=settings.mover_timeout_s)
+        paths = self._place.paths
+        ledger = LedgerLog(paths.ledger_file(run), timeout_s=settings.mover_timeout_s, manifests=paths.manifest)
         self._count_to_send(plan.left)
         tally.total = self._to_send + plan.counts[Fate.REJECTED]
         tally.earlier = plan.counts[Fate.DONE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from hs_client.prepare import Prepared
 from hs_client.prune_command import find_orphans
 from hs_client.rows import digest
 from hs_client.work import Item, WorkQueue
+from hs_formats.control import ControlFolder, RunState
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.hashing import ids_xxh3
+from hs_formats.index import DatasetIndex
 from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, read_ledger
 from hs_formats.manifest import ManifestLine
@@ -255,6 +258,7 @@ def test_prune_finds_what_no_sample_needs(tmp_path: Path) -> None:
             Failed(sample_id="b", rid=rids["failed"], kind="x", reason="y"),
         ],
     )
+    os.utime(paths.ledger_file("00000001"), (0, 0))
     (tmp_path / "unclaimed" / "0000000b").mkdir(parents=True)
     (tmp_path / "unclaimed" / "0000000b" / "x.pt").write_bytes(b"y")
     found = {orphan.path.name[:23]: orphan.why for orphan in find_orphans(paths.root, tmp_path / "scratch")}
@@ -264,3 +268,58 @@ def test_prune_finds_what_no_sample_needs(tmp_path: Path) -> None:
         rids["alien"]: "of a request that no ledger knows",
         "x.pt": "of a run that nobody claimed",
     }
+    # Its scratch is another one, and its client wrote a moment ago: it may be at work.
+    os.utime(paths.ledger_file("00000001"))
+    assert [orphan.path.name for orphan in find_orphans(paths.root, tmp_path / "scratch")] == ["x.pt"]
+    control = ControlFolder(tmp_path / "scratch")
+    control.create()
+    control.register_run(RunState(run="00000001", dataset="d", pid=1))
+    assert len(find_orphans(paths.root, tmp_path / "scratch")) == 4
+
+
+def test_prune_spares_what_a_run_adds_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = DatasetPaths(tmp_path / "d")
+    paths.create()
+    paths.write_info(
+        DatasetInfo(
+            model="m", config_hash="c", num_layers=4, boundaries=[1], dtype="float32", hidden_size=8,
+            tokenizer="t", tokenizer_hash="", template_hash="",
+        )
+    )  # fmt: skip
+    rid = "hs-0000000a-00000000-00"
+    part = PartName(Rid.parse(rid), 0, 1, 1, 0)
+    stored = paths.root / paths.stored_name(part, ".pt")
+
+    def add() -> None:
+        stored.parent.mkdir(parents=True)
+        stored.write_bytes(b"x")
+        _write(paths.ledger_file("0000000a"), [_intent("a", rid), Done(sample_id="a", rid=rid)])
+        line = ManifestLine(
+            part=str(part), status="stored", path=str(stored.relative_to(paths.root)), raw_bytes=1, stored_bytes=1,
+            codec="none",
+        )  # fmt: skip
+        with AppendLog(paths.manifest_file("m")) as log:
+            log.append([line])
+
+    load = DatasetIndex.load
+
+    def slow(found: DatasetPaths) -> DatasetIndex:
+        index = load(found)
+        add()
+        return index
+
+    monkeypatch.setattr(DatasetIndex, "load", slow)
+    assert find_orphans(paths.root, tmp_path / "scratch") == []
+    assert stored.exists()
+
+
+def test_manifests_are_synced_before_a_done_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    (tmp_path / "m.jsonl").touch()
+    (tmp_path / "ledger").mkdir()
+    ledger = LedgerLog(tmp_path / "ledger" / "l.jsonl", timeout_s=5, manifests=tmp_path)
+    ledger.write_now([_intent("a", "hs-00000001-00000000-00")])
+    ledger.write_now([Done(sample_id="a", rid="hs-00000001-00000000-00")])
+    ledger.close()
+    assert synced == ["l.jsonl", "m.jsonl", "l.jsonl"]
