@@ -56,7 +56,7 @@ class _CodecName(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in _codecs():
-            self.fail(f"{value!r} is none of {', '.join(_codecs())}", param, ctx)
+            self.fail(f"{value!r} is not one of {', '.join(_codecs())}", param, ctx)
         return str(value)
 
 

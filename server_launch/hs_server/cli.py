@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser for everything before `--`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hs-server", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=_Formatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -107,6 +107,16 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in the form of all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"see {self.prog} --help"
+        if message.startswith("unrecognized arguments"):
+            hint = "SGLang's own arguments go after the `--` of launch; see hs-server COMMAND --help"
+        self.exit(2, f"error: {message}\n  {hint}\n")
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the texts as written and the width fixed, so that help looks the same everywhere."""
 
@@ -114,7 +124,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=28, width=110)
 
 
-def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
     launch = commands.add_parser(
         "launch",
         help="start SGLang with the capture armed",

@@ -35,7 +35,7 @@ def test_wrong_use_is_2(tmp_path: Path) -> None:
         ((), "--src and --dst must be given"),
         (("--src", tmp_path), "--dst"),
         (("--src", tmp_path, "--dst", tmp_path / "d", "--reserve", "lots"), "'lots' is not a size"),
-        (("--src", tmp_path, "--dst", tmp_path / "d", "--codec", "gzip"), "'gzip' is none of"),
+        (("--src", tmp_path, "--dst", tmp_path / "d", "--codec", "gzip"), "'gzip' is not one of"),
         (("--src", tmp_path, "--dst", tmp_path / "d", "--low", "0.9"), "--low 0.9"),
         (("--src", tmp_path, "--dst", tmp_path / "d", "--limit-rate", "0"), "--limit-rate 0"),
         (("--unknown",), "--unknown"),
