@@ -16,7 +16,7 @@ from checker import Prompt, Reference, check_dataset, read_prompts
 from hs_formats.names import PartName, Rid
 from hs_formats.zstd import compress_blocks, decompress
 from part_factory import Record, dataset_info, part_bytes, write_dataset
-from tiny_models import HIDDEN_SIZE, NUM_LAYERS, TINY_MODELS, VOCAB_SIZE, tiny_model, token_text
+from tiny_models import HIDDEN_SIZE, NUM_LAYERS, TINY_MODELS, VOCAB_SIZE, text_model, tiny_model, token_text
 
 BOUNDARIES = [1, 4, NUM_LAYERS - 1]
 MAX_ABS = 1e-5
@@ -92,7 +92,7 @@ def check(prompts: Path, reference: Reference) -> Callable[[Path], Any]:
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_the_reference_is_the_stream_at_the_boundaries_and_the_norms_output(name: str) -> None:
     """Against hooks on the layers themselves, so that no meaning of `hidden_states` is taken on trust."""
-    reference = Reference(tiny_model(name), BOUNDARIES)
+    reference = Reference(text_model(name), BOUNDARIES)
     inner = reference._inner
     seen: dict[int, torch.Tensor] = {}
 

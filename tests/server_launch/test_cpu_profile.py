@@ -9,7 +9,7 @@ import pytest
 
 from hs_server.cpu_profile.model_files import find_models_folder, unneeded_model_files
 from hs_server.cpu_profile.settings import ON_PYTHONPATH
-from tiny_models import NUM_LAYERS, TINY_MODELS, VOCAB_SIZE, tiny_model, token_text
+from tiny_models import NUM_LAYERS, TINY_MODELS, VOCAB_SIZE, text_model, tiny_model, token_text
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_neighbouring_layers_of_the_tiny_models_differ(name: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_model(name)).eval()
+    model = AutoModelForCausalLM.from_pretrained(text_model(name)).eval()
     ids = torch.randint(3, 500, (1, 100), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states

@@ -1,4 +1,4 @@
-"""Tiny random models that a real SGLang and transformers both run exactly: a Llama and a DeepSeek-V3 (MLA and MoE).
+"""Tiny random models that a real SGLang and transformers both run exactly, one of each family that starts on a CPU.
 
 They are initialised wide, so that the residual stream changes clearly from layer to layer: with the usual narrow
 initialisation neighbouring layers agree so well that a boundary off by one would pass a comparison. They are built
@@ -12,8 +12,11 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tiny_kimi import MEDIA_TOKEN, TEXT_FOLDER, save_tiny_kimi
 
 __all__ = [
     "HIDDEN_SIZE",
@@ -21,6 +24,7 @@ __all__ = [
     "TINY_MODELS",
     "VOCAB_SIZE",
     "models_cache",
+    "text_model",
     "tiny_model",
     "token_text",
 ]
@@ -44,7 +48,7 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ ' <|assistant|>' }}{% endif %}"
 )
 
-TINY_MODELS = ("tiny-llama", "tiny-dsv3", "wide-llama")
+TINY_MODELS = ("tiny-llama", "tiny-dsv3", "wide-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-kimi")
 """wide-llama is the first with four times the hidden size: many bytes a token, to fill a scratch with."""
 
 
@@ -87,6 +91,12 @@ def tiny_model(name: str) -> Path:
     return folder
 
 
+def text_model(name: str) -> Path:
+    """The folder of the model `name` as transformers runs it: of a wrapper, the language model inside."""
+    folder = tiny_model(name)
+    return folder / TEXT_FOLDER if (folder / TEXT_FOLDER).is_dir() else folder
+
+
 def _build(name: str, folder: Path) -> None:
     from hs_server.cpu_profile import torchvision_schemas
 
@@ -98,14 +108,18 @@ def _build(name: str, folder: Path) -> None:
     # The caller's random state is none of our business.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20_240_607)
-        model = _deepseek_v3() if name == "tiny-dsv3" else _llama(HIDDEN_SIZE * (4 if name == "wide-llama" else 1))
+        model = _MAKERS[name]()
         _rescale_stream(model)
         _randomise_routing_bias(model)
-        model.to(torch.float32).save_pretrained(str(folder))
+        model.to(torch.float32)
+        if name == "tiny-kimi":
+            save_tiny_kimi(model, _tokenizer(MEDIA_TOKEN), folder)
+            return
+        model.save_pretrained(str(folder))
     _tokenizer().save_pretrained(str(folder))
 
 
-def _llama(hidden_size: int) -> Any:
+def _llama(hidden_size: int = HIDDEN_SIZE) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -125,6 +139,44 @@ def _llama(hidden_size: int) -> Any:
             dtype="float32",
         )
     )
+
+
+def _qwen3_sizes() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 256,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": _CONTEXT_TOKENS,
+        "initializer_range": 0.07,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+
+
+def _qwen3() -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**_qwen3_sizes()))
+
+
+def _qwen3_moe() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    moe: dict[str, Any] = {
+        "moe_intermediate_size": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],  # SGLang takes every layer for a sparse one
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_qwen3_sizes(), **moe))
 
 
 def _deepseek_v3() -> Any:
@@ -178,6 +230,16 @@ def _deepseek_v3() -> Any:
     )
 
 
+_MAKERS: dict[str, Callable[[], Any]] = {
+    "tiny-llama": _llama,
+    "tiny-dsv3": _deepseek_v3,
+    "wide-llama": lambda: _llama(4 * HIDDEN_SIZE),
+    "tiny-qwen3": _qwen3,
+    "tiny-qwen3-moe": _qwen3_moe,
+    "tiny-kimi": _deepseek_v3,
+}
+
+
 def _rescale_stream(model: Any) -> None:
     """Keep the residual stream near 1 in size, or float32 rounding alone would use up an absolute tolerance.
 
@@ -197,13 +259,18 @@ def _randomise_routing_bias(model: Any) -> None:
             buffer.normal_(0.0, 0.05)
 
 
-def _tokenizer() -> Any:
+def _tokenizer(media_token: str | None = None) -> Any:
+    """The tokenizer; with `media_token`, that stands for the last id before the roles."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token_text(token_id): token_id for token_id in range(VOCAB_SIZE)}
+    if media_token:
+        last = VOCAB_SIZE - len(_ROLES) - 1
+        del vocabulary[token_text(last)]
+        vocabulary[media_token] = last
     words = Tokenizer(WordLevel(vocabulary, unk_token=_UNK))
     words.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -211,7 +278,7 @@ def _tokenizer() -> Any:
         bos_token=_BOS,
         eos_token=_EOS,
         unk_token=_UNK,
-        additional_special_tokens=list(_ROLES),
+        additional_special_tokens=[*_ROLES, *([media_token] if media_token else [])],
         model_max_length=_CONTEXT_TOKENS,
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
