@@ -7,25 +7,29 @@ lines of parts whose source may still exist, and chunks of writers ``all`` that 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.durable import fsync_folder
 from hs_formats.errors import FormatError
 from hs_formats.jsonl import AppendLog
 from hs_formats.manifest import ManifestLine
-from hs_formats.names import PartName, part_prefix
+from hs_formats.names import PartName, part_prefix, run_of_rid
 from hs_mover.task import Known, Outcome, Reference
 
-__all__ = ["Books", "ChunkKey", "chunk_key", "run_lines", "sync_folders"]
+__all__ = ["Books", "ChunkKey", "chunk_key", "name_hash", "noted_names", "run_lines", "sync_folders"]
 
 ChunkKey = tuple[str, int, int]
 """rid, start and stop: what the parts of all ranks of one chunk share."""
+
+_LINES_A_TURN = 50_000
 
 
 def chunk_key(name: PartName) -> ChunkKey:
@@ -52,6 +56,39 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
                     continue  # torn by a crash, ended by the next writer
                 if text.endswith(b"\n") and PartName.try_parse(line.part) is not None:
                     yield line
+
+
+def name_hash(part: str) -> int:
+    """Eight bytes that stand for a part's name in memory."""
+    return xxhash.xxh3_64_intdigest(part.encode())
+
+
+def noted_names(paths: DatasetPaths, runs: Collection[str], *, turn: Callable[[], object]) -> dict[str, array[int]]:
+    """`name_hash` of every part with a manifest line, by run, from one pass over the manifests.
+
+    Args:
+        paths: of the dataset.
+        runs: whose parts are wanted.
+        turn: called now and then.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
+    found: dict[str, array[int]] = {run: array("Q") for run in runs}
+    decoder = msgspec.json.Decoder(ManifestLine)
+    for path in sorted(paths.manifest.glob("*.jsonl")):
+        with path.open("rb") as file:
+            for number, text in enumerate(file):
+                if number % _LINES_A_TURN == 0:
+                    turn()
+                try:
+                    line = decoder.decode(text)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    continue
+                names = found.get(run_of_rid(line.part))
+                if names is not None and text.endswith(b"\n"):
+                    names.append(name_hash(line.part))
+    return found
 
 
 def sync_folders(outcomes: Iterable[Outcome]) -> None:
@@ -137,12 +174,20 @@ class Books:
         Raises:
             OSError: the destination cannot be read.
         """
-        with suppress(FileNotFoundError):  # lines that a killed mover wrote and could not sync
-            _sync_file(self._file)
+        self.sync_written()
         for line in self._lines(run):
             self._note(line, remember=line.part in present)
         self._chunks = {key: chunk for key, chunk in self._chunks.items() if not chunk.complete}
         self._runs.add(run)
+
+    def sync_written(self) -> None:
+        """Make lines durable that a killed mover wrote and could not sync.
+
+        Raises:
+            OSError: the destination fails.
+        """
+        with suppress(FileNotFoundError):
+            _sync_file(self._file)
 
     def known(self, name: PartName) -> Known | None:
         """The line of `name`, as far as it is remembered."""

@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 import time
+from array import array
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -82,6 +83,7 @@ class Lane:
         self._registry = Registry(self.control, destination, self.mover_id)
         self._trouble = Trouble(destination.root)
         self._unrecovered: list[str] | None = None
+        self._noted: dict[str, array[int]] | None = None
         self._foreign = ForeignNames()
         self._left_alone = LeftAloneFiles()
         self._stale = StaleTemporaries(self.control)
@@ -246,6 +248,7 @@ class Lane:
     def _hold(self, error: OSError) -> None:
         if self._trouble.begin(error):
             self._registry.forget_books()
+            self._noted = None
         self._publish()
 
     # -- handing out
@@ -255,13 +258,18 @@ class Lane:
         if self._unrecovered is None or not self._trouble.may_try(time.monotonic()):
             return False
         try:
-            if self._unrecovered:
+            if self._unrecovered and self._noted is None:
                 sweep_unclaimed(self._destination, self.mover_id)
+                self._noted = self._registry.noted(self._unrecovered, turn=lambda: self._turn_and_wait(0))
             while self._unrecovered and not self._stop.is_set():
-                books = self._loaded_books(self._unrecovered[-1])
+                run = self._unrecovered[-1]
+                books = self._registry.books_of(run)
                 if books is not None:
-                    recover_run(books, self._unrecovered[-1], self.mover_id, wait=self._turn_and_wait)
+                    noted = (self._noted or {}).get(run, array("Q"))
+                    recover_run(books, run, self.mover_id, noted=noted, wait=self._turn_and_wait)
                 self._unrecovered.pop()
+            if not self._unrecovered:
+                self._noted = None
         except SourceError as error:
             _log.warning("cannot read %s", error)
         except OSError as error:

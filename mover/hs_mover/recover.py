@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_formats.part import inspect_part
 from hs_formats.stored import codec_of, read_stored
-from hs_mover.books import Books, run_lines
+from hs_mover.books import Books, name_hash, run_lines
 from hs_mover.checks import PartDigest, read_blocks
 from hs_mover.destination import Destination
 from hs_mover.store import manifest_line, temporary_suffix
@@ -29,11 +30,13 @@ _BATCH = 64
 _PATIENCE_S = 1.0
 
 
-def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float], object]) -> int:
+def recover_run(
+    books: Books, run: str, mover_id: str, *, noted: Collection[int] | array[int], wait: Callable[[float], object]
+) -> int:
     """Clean up and adopt for one run of one dataset; returns the number of adopted parts.
 
     A part must lack its line twice, with a `wait` (seconds) between: another mover may just be about to write it.
-    `wait` is also called, with 0, before each part.
+    `wait` is also called, with 0, before each part. `noted` is `hs_mover.books.noted_names` of the run.
 
     Raises:
         OSError: the destination fails.
@@ -44,7 +47,7 @@ def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float]
         sweep_temporaries(folder, mover_id)
     batch: list[ManifestLine] = []
     adopted = 0
-    candidates = adoptable(paths, run)
+    candidates = adoptable(paths, run, noted=noted)
     if candidates:
         wait(_PATIENCE_S)
         still = set(adoptable(paths, run))
@@ -68,8 +71,10 @@ def recover_run(books: Books, run: str, mover_id: str, *, wait: Callable[[float]
     return adopted
 
 
-def adoptable(paths: DatasetPaths, run: str) -> list[tuple[PartName, Path]]:
-    """Stored parts of `run` that no manifest mentions, by name.
+def adoptable(
+    paths: DatasetPaths, run: str, *, noted: Collection[int] | array[int] | None = None
+) -> list[tuple[PartName, Path]]:
+    """Stored parts of `run` that no manifest mentions, by name; the manifests are read where `noted` is missing.
 
     Raises:
         OSError: the destination cannot be read.
@@ -80,7 +85,10 @@ def adoptable(paths: DatasetPaths, run: str) -> list[tuple[PartName, Path]]:
             name = _stored_name(entry.name)
             if name is not None and name.rid.run == run:
                 found[str(name)] = folder / entry.name
-    if found:
+    if noted is not None:
+        known = frozenset(noted)
+        found = {text: path for text, path in found.items() if name_hash(text) not in known}
+    elif found:
         for line in run_lines(paths, run):
             found.pop(line.part, None)
     return [(PartName.parse(text), path) for text, path in sorted(found.items())]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container
 
 from hs_formats.control import ControlFolder
 from hs_formats.dataset import check_dataset_name
 from hs_formats.errors import FormatError
 from hs_formats.names import CANARY_RUN, is_run_id
-from hs_mover.books import Books
+from hs_mover.books import Books, noted_names
 from hs_mover.destination import Destination
 from hs_mover.task import SourceError
 
@@ -66,6 +68,26 @@ class Registry:
             books.load_run(run, present)
             self._destination.check()
         return books
+
+    def noted(self, runs: Collection[str], *, turn: Callable[[], object]) -> dict[str, array[int]]:
+        """`noted_names` of `runs`, each dataset's manifests read once however many runs it has had.
+
+        Raises:
+            SourceError: a registration cannot be read.
+            OSError: the destination cannot be read.
+        """
+        by_dataset: dict[Books, list[str]] = defaultdict(list)
+        for run in runs:
+            books = self.books_of(run)
+            if books is not None:
+                by_dataset[books].append(run)
+        found: dict[str, array[int]] = {}
+        for books, group in by_dataset.items():
+            self._destination.check()
+            books.sync_written()
+            found |= noted_names(books.paths, group, turn=turn)
+            self._destination.check()
+        return found
 
     def forget_books(self) -> None:
         """Close and drop all manifests: what they say may not be true any more."""

@@ -367,6 +367,34 @@ def test_stored_parts_without_a_line_are_adopted(src: Path, dst: Path) -> None:
         assert line["xxh3"] == xxh3_hex([parts[line["part"]]])
 
 
+def test_manifests_are_read_once_at_start_however_many_runs_there_were(
+    src: Path, dst: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [f"{number:08x}" for number in range(1, 9)]
+    parts: dict[str, bytes] = {}
+    for run in runs:
+        register(src, run, "set")
+        path = drop_part(src, rid(1, run=run), 0, 4, 4, seed=int(run, 16))
+        parts[path.name] = path.read_bytes()
+    move_once(src, dst)
+    (manifest,) = (dst / "set" / "manifest").iterdir()
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(lines[1:]))  # the first one was lost with the mover
+    passes: list[Path] = []
+    opened = Path.open
+
+    def count(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == manifest:
+            passes.append(path)
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", count)
+    move_once(src, dst)
+    monkeypatch.undo()
+    assert len(passes) == 2, "once for all runs, and once more to be sure of the candidate"
+    check_moved(dst / "set", parts)
+
+
 def test_a_damaged_stored_file_without_a_line_is_replaced_by_its_source(src: Path, dst: Path) -> None:
     path = drop_part(src, rid(1), 0, 4, 4)
     data = path.read_bytes()
