@@ -68,6 +68,12 @@ GUARDS: tuple[Guard, ...] = (
         "attention DP is not supported by the capture yet",
         "drop --enable-dp-attention and launch one server a replica",
     ),
+    Guard(  # what replaces it from 0.5.23 on
+        "attn_dp_size",
+        _more_than_one,
+        "attention DP is not supported by the capture yet",
+        "drop --attn-dp-size and launch one server a replica",
+    ),
     Guard(
         "attn_cp_size", _more_than_one, "prefill context parallelism shards the rows", "launch with --attn-cp-size 1"
     ),

@@ -196,8 +196,12 @@ def _chunk_size(args: Any) -> int:
 
 
 def _ranks(runner: Any) -> dict[str, int]:
-    """Ranks and sizes of this process, from ``runner.ps``; before SGLang 0.5.20 from the runner itself."""
+    """Ranks and sizes of this process: the runner's own, in SGLang 0.5.20 its ``ps``, in 0.5.23 the process's."""
     state = getattr(runner, "ps", runner)
+    if not hasattr(state, "tp_rank"):
+        from sglang.srt.runtime_context import get_parallel
+
+        state = get_parallel()
     tp_rank, tp_size = int(state.tp_rank), int(state.tp_size)
     return {
         "tp_rank": tp_rank,
