@@ -145,8 +145,8 @@ def _what_is_there(control: ControlFolder) -> str:
     return "markers there are of servers that have ended" if markers else "there is no marker"
 
 
-def check_dataset(paths: DatasetPaths, info: DatasetInfo) -> bool:
-    """Create the dataset, or see that it takes records like these. True when it is new.
+def check_dataset(paths: DatasetPaths, info: DatasetInfo, *, create: bool) -> bool:
+    """Create the dataset, if asked to, or see that it takes records like these. True when it is new.
 
     Raises:
         DatasetMismatch: it does not take them.
@@ -155,14 +155,18 @@ def check_dataset(paths: DatasetPaths, info: DatasetInfo) -> bool:
     try:
         if not paths.root.parent.is_dir():
             raise DestinationBroken(path=paths.root.parent, reason="the mover's destination is no folder here")
-        paths.create()
-        made = paths.write_info(info)
+        new = False
+        if create:
+            paths.create()
+            new = paths.write_info(info)
         there = paths.read_info()
     except (OSError, FormatError) as error:
         raise DestinationBroken(path=paths.root, reason=error) from None
+    if there is None and not create:
+        return True
     if there is None:
         raise DestinationBroken(path=paths.info, reason="it vanished")
     differences = there.differences(info)
     if differences:
         raise DatasetMismatch(path=paths.root, differences="; ".join(differences))
-    return made
+    return new

@@ -84,7 +84,8 @@ def _decode(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        raise RowError(f"not JSON: {error.msg} at character {error.pos}") from None
+        what = error.msg.removesuffix(" at")  # as in "Unterminated string starting at"
+        raise RowError(f"not JSON: {what} at character {error.pos}") from None
     except RecursionError:
         raise RowError("not usable: nested too deeply") from None
     except RowError:

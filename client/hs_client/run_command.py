@@ -40,6 +40,9 @@ __all__ = ["run_command"]
 
 INTERRUPTED = 130
 
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+"""How gzip, zstd and zip files begin; no JSON does."""
+
 _OTHER_FILES = 100
 """Files besides a connection for each worker: ledgers, manifests, scratch, modules."""
 
@@ -64,7 +67,7 @@ def run_command(settings: RunSettings) -> int:
     plan = make_plan(settings.files, history, shard=settings.shard, context_tokens=context)
     _facts(progress, settings, place=place, server=server, plan=plan)
     if not plan.left:
-        return _nothing_to_do(progress, plan)
+        return _leave_it_at_that(progress, plan, "all usable rows are done: nothing to send")
     if trouble is not None or server is None:
         raise trouble or NoMover(scratch=settings.scratch, reason="none ever did")
     return _Session(settings, place=place, server=server, plan=plan, progress=progress, tally=tally).run(started_s)
@@ -74,6 +77,13 @@ def _check_files(files: Sequence[Path]) -> None:
     for path in files:
         if not path.is_file():
             raise BadPrompts(path=shown(path), reason="no such file" if not path.exists() else "not a file")
+        try:
+            with path.open("rb") as file:
+                magic = file.read(4)
+        except OSError as error:
+            raise BadPrompts(path=shown(path), reason=error.strerror or error) from None
+        if magic.startswith(_COMPRESSED):
+            raise BadPrompts(path=shown(path), reason="it is compressed: unpack it first")
 
 
 def _allow_files(concurrency: int) -> None:
@@ -129,14 +139,14 @@ def _facts(progress: Progress, settings: RunSettings, *, place: Place, server: S
     progress.say(f"rows       {plan.rows}: {c[Fate.DONE]} done, {plan.left} to send{bad}{same}{away}")
 
 
-def _nothing_to_do(progress: Progress, plan: Plan) -> int:
+def _leave_it_at_that(progress: Progress, plan: Plan, why: str) -> int:
     tally = Tally(earlier=plan.counts[Fate.DONE], identical=plan.counts[Fate.IDENTICAL])
     for judged in Plan(plan.files, plan.history, plan.shard, plan.max_line_bytes, plan.context_tokens).judge_all():
         if judged.fate is Fate.REJECTED:
             tally.rejected += 1
             tally.problem(f"{judged.where}: rejected: {judged.reason}")
-    progress.say("all usable rows are done: nothing to send")
-    for line in summary_lines(tally, spent_s=0.0, pending=0):
+    progress.say(why)
+    for line in summary_lines(tally, spent_s=0.0, pending=plan.left):
         progress.say(line)
     return tally.exit_code
 
@@ -171,10 +181,6 @@ class _Session:
 
     def run(self, started_s: float) -> int:
         settings, plan, tally = self._settings, self._plan, self._tally
-        made = check_dataset(self._place.paths, dataset_info(self._server.marker, self._tokenizer))
-        self._progress.say(f"dataset    is {'new' if made else 'there, with the same settings'}")
-        if settings.dry_run:
-            return 0
         source = Source(
             plan,
             limits=Limits(self._server.marker.context_length, read_vocab_size(self._server.marker.model)),
@@ -182,7 +188,12 @@ class _Session:
             limit=settings.limit,
         )
         if plan.needs_tokenizer:
-            source.load_tokenizer()
+            source.load_tokenizer()  # before the dataset is made: its files, by hub name, are known only then
+        info = dataset_info(self._server.marker, self._tokenizer)
+        new = check_dataset(self._place.paths, info, create=not settings.dry_run)
+        self._progress.say(f"dataset    is {'new' if new else 'there, with the same settings'}")
+        if settings.dry_run:
+            return _leave_it_at_that(self._progress, plan, "dry run: nothing is sent")
         run = _fresh_run(self._place, plan.history)
         self._progress.say(f"run        {run}")
         _register(self._place, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
 import shutil
 import subprocess
@@ -205,3 +206,29 @@ def test_a_claim_waits_for_somebody_who_looks(tmp_path: Path) -> None:
     assert live_runs(control) == {"0000abcd"}
     os.close(claim)
     assert live_runs(control) == set()
+
+
+def test_a_dry_run_and_a_wrong_tokenizer_leave_no_dataset(mover: MoverProcess, tmp_path: Path) -> None:
+    rows = [{"id": "a", "text": "hello"}, {"id": "b"}]
+    file = prompts(tmp_path / "p.jsonl", rows)
+    numbers = prompts(tmp_path / "n.jsonl", [{"input_ids": [1, 2]}, {"input_ids": []}])
+    (tmp_path / "no-tokenizer").mkdir()
+    with serving(tmp_path / "scratch") as server:
+        wrong = client(server, file, "--tokenizer", str(tmp_path / "no-tokenizer"))
+        dry = client(server, numbers, "--dry-run")
+    assert wrong.code == 3
+    assert "cannot load the tokenizer" in wrong.text
+    assert dry.code == 1
+    assert "dry run: nothing is sent" in dry.text
+    assert "1 rejected, 0 done earlier, 1 pending" in dry.text
+    assert "n.jsonl:2: rejected: input_ids is empty" in dry.text
+    assert not list((tmp_path / "dst").glob("[a-z]*"))
+
+
+def test_a_compressed_file_is_named_as_one(mover: MoverProcess, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"text": "hello"}\n'))
+    with serving(mover.scratch) as server:
+        ended = client(server, file)
+    assert ended.code == 2
+    assert f"error: cannot read {file}: it is compressed: unpack it first" in ended.text
