@@ -84,7 +84,12 @@ def shown(path: Path) -> str:
 def run(name: str, *arguments: str) -> int:
     """Print and run one of our commands."""
     print(f"{DIM}$ {name} {' '.join(arguments)}{RESET}", flush=True)
-    return subprocess.run([BIN / name, *arguments], check=False, cwd=ROOT).returncode
+    with subprocess.Popen([BIN / name, *arguments], cwd=ROOT) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # Ctrl-C reached it too, and it cleans up
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,8 @@ def mover(place: Place) -> Iterator[None]:
     arguments = ["--src", str(place.scratch), "--dst", shown(OUT)]
     print(f"{DIM}$ hs-mover {' '.join(arguments)} &{RESET}", flush=True)
     with (OUT / "mover.log").open("wb") as log:
-        process = subprocess.Popen([BIN / "hs-mover", *arguments], cwd=ROOT, stdout=log, stderr=log)
+        # In a group of its own: Ctrl-C is for us, and the mover is stopped below.
+        process = subprocess.Popen([BIN / "hs-mover", *arguments], cwd=ROOT, stdout=log, stderr=log, process_group=0)
     try:
         wait_for_mover(place, process)
         yield
@@ -211,4 +217,8 @@ def compare(model: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\ninterrupted: all that was started is stopped", file=sys.stderr)
+        sys.exit(130)
