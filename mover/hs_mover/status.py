@@ -62,7 +62,7 @@ def describe(state: MoverState, at_s: float, *, unclaimed: list[str]) -> list[st
         f"limit     clients may fill {_mb(state.limit_bytes)}; {_mb(state.reserve_bytes)} are reserved for others",
         f"backlog   {state.backlog_parts} parts, {_mb(state.backlog_bytes)}",
         f"rates     in {_mb(state.in_bytes_per_s)}/s, out {_mb(state.out_bytes_per_s)}/s",
-        f"progress  last part moved {at_s - state.last_progress_s:.0f} s ago",
+        f"progress  a part was moved, or the mover started, {at_s - state.last_progress_s:.0f} s ago",
     ]
     if unclaimed:
         lines.append(f"unclaimed {len(unclaimed)} runs below {Path(state.dst) / UNCLAIMED}: {', '.join(unclaimed[:8])}")
