@@ -25,6 +25,9 @@ UNCLAIMED = "unclaimed"
 
 _INFORMATIVE = ("model", "tokenizer", "capture")
 
+_EMPTY_IS_UNKNOWN = ("tokenizer_hash", "template_hash")
+"""A run of token ids needs no tokenizer and may not have seen one."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -68,7 +71,8 @@ class DatasetInfo:
         found: list[str] = []
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.name not in _INFORMATIVE and mine != theirs:
+            unknown = item.name in _EMPTY_IS_UNKNOWN and not (mine and theirs)
+            if item.name not in _INFORMATIVE and mine != theirs and not unknown:
                 found.append(f"{item.name}: the dataset has {mine}, the server and tokenizer here have {theirs}")
         return found
 

@@ -57,6 +57,7 @@ def test_info_is_written_once_and_read_back(tmp_path: Path) -> None:
 def test_differences_name_what_matters() -> None:
     info = dataset_info()
     assert info.differences(replace(info, model="/elsewhere", tokenizer="/elsewhere", capture={"x": 1})) == []
+    assert info.differences(replace(info, tokenizer_hash="", template_hash="")) == []  # a run of token ids
     (found,) = info.differences(replace(info, boundaries=[1, 3]))
     assert "boundaries" in found
     assert "[1, 2]" in found
