@@ -6,12 +6,9 @@ here, and whatever speaks against it stops the launch here.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from hs_formats.boundaries import boundary_table, resolve_boundaries
@@ -27,6 +24,7 @@ from hs_server.capture.copy_path import CopyPath, ring_shape
 from hs_server.capture.errors import CaptureRefused
 from hs_server.capture.families import arm_model, check_reduction
 from hs_server.capture.guards import check_settings
+from hs_server.capture.identity import model_hash
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
@@ -34,25 +32,15 @@ from hs_server.capture.staging import default_staging_bytes
 from hs_server.capture.statistics import StatisticsPublisher
 from hs_server.capture.writer import FailedRids, PartWriter
 
-__all__ = ["config_hash", "start_capture"]
+__all__ = ["start_capture"]
 
 logger = logging.getLogger(__name__)
 
 _WRITER_THREADS = 2
 _CAPTURE_MODE = "plugin"
-_VOLATILE_CONFIG = ("_name_or_path", "transformers_version")
 
 _held: list[HeldMarker] = []
 """Keeps the marker locked for the life of the process."""
-
-
-def config_hash(config: Any, model_path: str) -> str:
-    """Names the model: hash of its ``config.json``, or of the resolved config where there is no local folder."""
-    local = Path(model_path) / "config.json"
-    values = json.loads(local.read_bytes()) if local.is_file() else config.to_dict()
-    kept = {key: value for key, value in values.items() if key not in _VOLATILE_CONFIG}
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
@@ -136,7 +124,7 @@ def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker,
         "dtype": dtype,
         "hidden_size": hidden_size,
         "model": str(args.model_path),
-        "config_hash": config_hash(model_config.hf_config, str(args.model_path)),
+        "config_hash": model_hash(model_config.hf_config, str(args.model_path)),
         "writers": settings.writers,
         "expected_ranks": expected,
         "sglang_version": version,
