@@ -123,9 +123,8 @@ def test_hashes_of_ids_are_those_of_a_parts_bytes() -> None:
     assert xxh3_hex([]) == "99aa06d3014798d86001c324468d497f"
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=6
-)
+SCALAR = st.none() | st.booleans() | st.integers() | st.text()
+JSON = SCALAR | st.lists(SCALAR | st.lists(SCALAR, max_size=3), max_size=3)
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=5))
