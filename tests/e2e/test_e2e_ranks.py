@@ -46,7 +46,7 @@ def test_writers(
     report = check_dataset(dataset, prompts, references("tiny-dsv3", (1, 4, 7)), max_abs=1e-5)
     report.assert_ok(rows=len(rows), orphans=False)
     ranks = {path.name.split(".r")[1][:2] for path in (dataset / "data").rglob("hs-*")}
-    assert "01" in ranks if writers == "spread" else len(ranks) >= 1
+    assert {"first": ranks == {"00"}, "spread": ranks == {"00", "01"}, "all": ranks <= {"00", "01"}}[writers], ranks
     assert server.parts() == []
 
 

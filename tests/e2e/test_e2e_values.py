@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from chain import ServerFactory, run_client, running_mover
 from checker import Reference, check_dataset
@@ -76,4 +75,4 @@ def _negative_controls(data: HiddenStateDataset, reference: Reference) -> None:
             # Not by one freak value: each slot that the fault touches is far off.
             touched = difference.flatten(0, 1) if difference.dim() == 2 else difference.amax(dim=(0, 2))
             assert int((touched > 100 * TOLERANCE).sum()) >= 3, (fault, touched)
-    assert torch.equal(sample.hidden_states, sample.hidden_states)
+    assert float((sample.hidden_states - right).abs().max()) <= TOLERANCE  # and only for these
