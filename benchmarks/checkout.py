@@ -47,8 +47,11 @@ def server_path(folder: Path, environment: Mapping[str, str] = os.environ) -> st
     if not _installed():
         write_dist_info(folder, name="hs-extract", version=project["version"], points=project["entry-points"])
         entries += _folders()
-    weights = {"sglang.srt.plugins": {"hs_bench_weights": "benchmarks.realistic_weights:install"}}
-    write_dist_info(folder, name="hs-extract-benchmarks", version="0", points=weights)
+    plugins = {
+        "hs_bench_weights": "benchmarks.realistic_weights:install",
+        "hs_bench_witness": "benchmarks.witness:install",
+    }
+    write_dist_info(folder, name="hs-extract-benchmarks", version="0", points={"sglang.srt.plugins": plugins})
     return os.pathsep.join([*entries, *filter(None, [environment.get("PYTHONPATH", "")])])
 
 

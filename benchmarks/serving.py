@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from benchmarks import machine
+from benchmarks import machine, witness
 from benchmarks.checkout import ROOT, server_path
 from benchmarks.load import Vocabulary
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker
@@ -38,6 +38,7 @@ DUMMIES = {name: ROOT / "benchmarks" / "throughput" / "configs" / name for name 
 """Configs of known models, for machines without weights; SGLang draws the weights."""
 
 _CAPTURE_PLUGIN = "hs_capture"
+_OF_BENCHMARKS = ("hs_bench_weights", "hs_bench_witness")  # by checkout.server_path; each has a variable of its own
 _DUMMY_ARGUMENTS = ("--load-format", "dummy", "--skip-tokenizer-init")
 _STATISTICS_AGE_S = 1.5
 _GENTLE_STOP_S = 1.0
@@ -124,7 +125,7 @@ def _without_capture(environment: Mapping[str, str]) -> str:
     """SGLANG_PLUGINS that leaves out the capture and keeps every other plugin."""
     given = [name.strip() for name in environment.get("SGLANG_PLUGINS", "").split(",") if name.strip()]
     names = given or [point.name for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
-    return ",".join(dict.fromkeys(name for name in names if name != _CAPTURE_PLUGIN)) or "none"
+    return ",".join(dict.fromkeys(name for name in (*names, *_OF_BENCHMARKS) if name != _CAPTURE_PLUGIN))
 
 
 class Server:
@@ -162,6 +163,7 @@ class Server:
         self.log = target.work / f"{name}.log"
         self.start_s = 0.0
         self._plugin = plugin
+        self._witness = target.work / "witness" / name
         capture = ("--dump-dir", str(self.scratch)) if plugin == "capture" else ("--no-capture",)
         self._argv = [
             *(sys.executable, "-m", "hs_server.cli", "launch", "--model-path", target.model_path),
@@ -173,13 +175,16 @@ class Server:
         self._environment = outside | {
             "PYTHONPATH": server_path(target.work / "path", outside),
             "HS_STATE_DIR": str(target.work / "state"),
+            witness.VARIABLE: str(self._witness),
         }
         if plugin == "none":
             self._environment["SGLANG_PLUGINS"] = _without_capture(self._environment)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.target.work.mkdir(parents=True, exist_ok=True)
+        self._witness.mkdir(parents=True, exist_ok=True)
+        for old in self._witness.iterdir():
+            old.unlink()
         if self._plugin == "capture":
             self.scratch.parent.mkdir(parents=True, exist_ok=True)
         said = self.target.work / f"{self.name}.launch.log"
@@ -229,6 +234,10 @@ class Server:
     def markers(self) -> list[Marker]:
         """The living scheduler processes, by rank."""
         return sorted(self.control.live_markers(port=self.target.port), key=lambda marker: marker.rank)
+
+    def testimony(self) -> list[dict[str, Any]]:
+        """What each scheduler process says of its own functions; see `benchmarks.witness`."""
+        return witness.ask(self._witness, processes=self.target.tp)
 
     def statistics(self) -> list[CaptureStatistics]:
         """Counters of all ranks, after a wait that makes them cover everything that happened before the call."""

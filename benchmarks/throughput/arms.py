@@ -84,6 +84,7 @@ class ArmResult:
     requests: int = 0
     captured_requests: int = 0
     capture: list[dict[str, Any]] = field(default_factory=list)
+    testimony: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -138,6 +139,7 @@ def measure(arm: Arm, plan: Plan, target: Target) -> ArmResult:
                         break
                     result.foreign.append(_block(server, source.block(ours=False), plan, result).tokens_per_s)
             _decode(server, source, plan, result)
+            result.testimony = server.testimony()
     finally:
         server.remove_scratch()
     return result

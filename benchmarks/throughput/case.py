@@ -136,6 +136,12 @@ def _problems(result: ArmResult) -> list[str]:
         failed = sum(counters["failed"] for counters in result.capture)
         if failed or not result.capture:
             found.append(f"{failed} requests given up by {len(result.capture)} ranks")
+    if not result.testimony:
+        found.append("no scheduler process said which functions the capture replaced")
+    for item in result.testimony:
+        ours = bool(item["capture_modules"]) or any(entry["hooked"] for entry in item["functions"].values())
+        if ours != (result.plugin == "capture"):
+            found.append(f"the capture is {'there' if ours else 'not there'}: {item}")
     return found
 
 

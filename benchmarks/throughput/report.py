@@ -49,9 +49,24 @@ def table(record: dict[str, Any]) -> str:
                 )
     busiest = max(arm["generator_cpu_max"] for arm in record["arms"].values())
     lines += ["", f"The load generator used at most {busiest:.0%} of one core."]
+    lines += _testimonies(record["arms"])
     if record["skipped_arms"]:
         lines.append(f"Not run, for lack of time: {', '.join(record['skipped_arms'])}.")
     return "\n".join(lines) + "\n"
+
+
+def _testimonies(arms: dict[str, Any]) -> list[str]:
+    """What the servers' processes say of their own functions, a line for each state of the plugin."""
+    lines: list[str] = []
+    for plugin in ("dormant", "capture"):
+        said = [item for arm in arms.values() if arm["plugin"] == plugin for item in arm.get("testimony", [])]
+        if said:
+            names = list(said[0]["functions"])
+            hooked = [name for name in names if any(item["functions"][name]["hooked"] for item in said)]
+            modules = max(len(item["capture_modules"]) for item in said)
+            originals = f"{len(names) - len(hooked)} of {len(names)} functions are SGLang's own"
+            lines.append(f"Inside the {plugin} servers: {originals}, {modules} modules of the capture are loaded.")
+    return lines
 
 
 def _conditions(record: dict[str, Any]) -> str:
