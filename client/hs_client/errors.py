@@ -17,6 +17,7 @@ __all__ = [
     "NothingWorks",
     "ScratchBroken",
     "ServerChanged",
+    "ServerDenies",
     "ServerGone",
     "StorageStuck",
     "TooFewFiles",
@@ -55,6 +56,10 @@ class NoPlugin(PreflightError):
 class ServerChanged(PreflightError):
     """the server at {url} came back with other settings: {differences}; restart it with the settings of the dataset,
     then repeat this command"""
+
+
+class ServerDenies(PreflightError):
+    """the server at {url} wants another API key ({reason}): put the one that it was started with into HS_API_KEY"""
 
 
 class NoTokenizer(PreflightError):

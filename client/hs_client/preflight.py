@@ -7,8 +7,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from hs_client._http import RequestError, ServerClient, shared_tls
-from hs_client.errors import DatasetMismatch, DestinationBroken, NoMover, NoPlugin, NoServer
+from hs_client._http import Denied, RequestError, ServerClient, api_key, shared_tls
+from hs_client.errors import DatasetMismatch, DestinationBroken, NoMover, NoPlugin, NoServer, ServerDenies
 from hs_client.settings import server_port
 from hs_formats.control import ControlFolder, Marker, MoverState, now_s
 from hs_formats.dataset import DatasetInfo, DatasetPaths
@@ -92,14 +92,17 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
 
     Raises:
         NoServer: nobody answers.
+        ServerDenies: it wants another API key.
         NoPlugin: a server answers, but no living scheduler process with its port left a marker here.
         PreflightError: its ranks disagree.
     """
     port = server_port(url)
-    client = ServerClient(url, tls=shared_tls(), read_timeout_s=_PREFLIGHT_S)
+    client = ServerClient(url, tls=shared_tls(), read_timeout_s=_PREFLIGHT_S, key=api_key())
     try:
         info = await client.model_info()
         longest_prompt = await _longest_prompt(client)
+    except Denied as error:
+        raise ServerDenies(url=url, reason=error) from None
     except RequestError as error:
         raise NoServer(url=url, reason=error) from None
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio.to_thread
 
-from hs_client._http import RequestError, ServerClient, shared_tls
+from hs_client._http import RequestError, ServerClient, api_key, shared_tls
 from hs_client.errors import ServerChanged
 from hs_client.preflight import ServerFacts, marker_differences
 from hs_formats.control import ControlFolder
@@ -28,7 +28,7 @@ class ServerProbe:
             RequestError: it is away, or does not capture.
             ServerChanged: it is another one, whose records do not fit.
         """
-        client = ServerClient(self._server.url, tls=shared_tls(), read_timeout_s=_READ_TIMEOUT_S)
+        client = ServerClient(self._server.url, tls=shared_tls(), read_timeout_s=_READ_TIMEOUT_S, key=api_key())
         try:
             await client.model_info()
         finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from hs_client._http import shared_tls
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.claim import live_runs
 from hs_client.credits import sweep_clients
@@ -54,6 +55,7 @@ def run_command(settings: RunSettings) -> int:
         HsError: with the exit code that belongs to it.
     """
     started_s = time.monotonic()
+    shared_tls()  # loads the HTTP library, which is nothing for the event loop
     _check_files(settings.files)
     _allow_files(settings.concurrency)
     dataset = dataset_name(settings.dataset, settings.files)

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.to_thread
 
-from hs_client._http import Busy, Lost, Refused, ServerClient, Unreachable, shared_tls
+from hs_client._http import Busy, Denied, Lost, Refused, ServerClient, Unreachable, api_key, shared_tls
 from hs_client.admission import RecordCost
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
-from hs_client.errors import MoverElsewhere, NothingWorks, ScratchBroken
+from hs_client.errors import MoverElsewhere, NothingWorks, ScratchBroken, ServerDenies
 from hs_client.gate import ServerGate
 from hs_client.ledger_log import LedgerLog
 from hs_client.outcomes import Outcome, ledger_lines
@@ -154,7 +154,7 @@ class Runner:
                         group.start_soon(self._guard, task)
                     for _ in range(self._settings.concurrency):
                         client = ServerClient(
-                            self._server.url, tls=tls, read_timeout_s=self._settings.request_timeout_s
+                            self._server.url, tls=tls, read_timeout_s=self._settings.request_timeout_s, key=api_key()
                         )
                         group.start_soon(self._guard, self._worker, client)
                     await self._queue.wait_finished()
@@ -299,6 +299,8 @@ class Runner:
         self._tally.sent += 1
         try:
             answer = await client.generate(attempt.rid, sample.ids)
+        except Denied as error:
+            raise ServerDenies(url=self._server.url, reason=error) from None
         except Refused as error:
             self._server_spoke()
             self._correlator.drop(attempt)

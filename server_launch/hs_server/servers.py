@@ -87,7 +87,8 @@ def _print_status(record: LaunchRecord) -> bool:
     """Print one server's state; False when its capture should be armed and is not."""
     members = record.group.members()
     host = record.url.removeprefix("http://").rpartition(":")[0].strip("[]")
-    answers = http_status(host, record.port, "/model_info", timeout_s=_PROBE_TIMEOUT_S) == 200
+    # 401: it was started with --api-key.
+    answers = http_status(host, record.port, "/model_info", timeout_s=_PROBE_TIMEOUT_S) in (200, 401)
     if record.ready and answers:
         state = "ready"
     elif record.ready:
