@@ -68,9 +68,7 @@ class Raw:
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError), connection.makefile("rb") as file:
             while head := self._head(file):
-                length = next(
-                    (int(line[15:]) for line in head.lower().splitlines() if line[:15] == b"content-length:"), 0
-                )
+                lengths = [line[15:] for line in head.lower().splitlines() if line.startswith(b"content-length:")]
                 file.read(int(lengths[0]) if lengths else 0)
                 number = len(self.heads)
                 self.heads.append(head)
