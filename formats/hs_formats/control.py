@@ -123,8 +123,9 @@ class CaptureStatistics:
     """``capture-<pid>-r<rank>.json``: what the capture of one scheduler process has done since its start.
 
     `forwards` are prefill passes with rows of ours, `graph_replays` those of them that SGLang replayed from a CUDA
-    graph; `failed` counts the requests given up. `ring_waits` and `ring_waited_s` are the scheduler's waits for room
-    in the ring or, on a GPU, in the staging buffers. Times are CLOCK_BOOTTIME seconds.
+    graph, `canary_forwards` those with canary requests, `layers_proved` those of the latter in which every boundary was
+    seen to be what enters its layer. `failed` counts the requests given up. `ring_waits` and `ring_waited_s` are the
+    scheduler's waits for room in the ring or, on a GPU, in the staging buffers. Times are CLOCK_BOOTTIME seconds.
     """
 
     pid: int
@@ -140,6 +141,8 @@ class CaptureStatistics:
     ring_bytes: int
     ring_waits: int
     ring_waited_s: float
+    canary_forwards: int = 0
+    layers_proved: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

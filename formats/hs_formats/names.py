@@ -24,6 +24,7 @@ __all__ = [
     "MAX_TOKENS",
     "PartName",
     "Rid",
+    "canary_of_every_rank",
     "is_nonce",
     "is_run_id",
     "parse_temporary",
@@ -34,7 +35,11 @@ __all__ = [
 ]
 
 CANARY_RUN = "00000000"
-"""Run id of doctor's canary requests; the mover never touches its parts."""
+"""Run id of doctor's canary requests; the mover never touches its parts.
+
+Their attempt says who writes them: 00 every tensor-parallel rank, whatever the server's writers mode, so that ranks can
+be compared; others as the server is set.
+"""
 
 MAX_ROW = 99_999_999
 MAX_ATTEMPT = 99
@@ -66,6 +71,11 @@ def part_prefix(run: str) -> str:
 def run_of_rid(rid: str) -> str:
     """The run id in a valid rid, without parsing it: for loops over many names."""
     return rid[3:11]
+
+
+def canary_of_every_rank(rid: str) -> bool:
+    """Whether a valid rid is that of a canary request which every rank writes."""
+    return rid[3:11] == CANARY_RUN and rid[-2:] == "00"
 
 
 def rid_of_part(part: str) -> str:

@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from hs_server.capture.errors import CaptureRefused
 
-__all__ = ["FAMILIES", "MODELS_PACKAGE", "WRAPPERS", "Family", "arm_model", "check_reduction", "family_of"]
+__all__ = [
+    "FAMILIES",
+    "MODELS_PACKAGE",
+    "WRAPPERS",
+    "Family",
+    "arm_model",
+    "check_reduction",
+    "decoder_layers",
+    "family_of",
+]
 
 MODELS_PACKAGE = "sglang.srt.models"
 
@@ -151,6 +160,11 @@ def check_reduction(model: Any, server_args: Any, *, tp_size: int, sglang_versio
             "rank's part of a sum where the all-reduce is fused; "
             "launch with --enforce-disable-flashinfer-allreduce-fusion"
         )
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The decoder layers of `model`, a model that `arm_model` has taken, in order."""
+    return list(getattr(_causal_lm(model).model, "layers", ()))
 
 
 def _causal_lm(model: Any) -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hs_formats.names import MAX_TOKENS, Rid
+from hs_formats.names import MAX_TOKENS, Rid, canary_of_every_rank
 from hs_formats.tiling import Writers
 
-__all__ = ["BatchRow", "RowSlice", "plan_batch", "share_of_rank"]
+__all__ = ["BatchRow", "RowSlice", "plan_batch", "share_of_rank", "writers_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,8 @@ def share_of_rank(piece: RowSlice, *, rank: int, size: int, writers: Writers) ->
     if low == high:
         return None
     return RowSlice(piece.index, piece.rid, piece.first + low, piece.start + low, piece.start + high, piece.n)
+
+
+def writers_of(rid: str, configured: Writers) -> Writers:
+    """Which ranks write the rows of `rid`: as `configured`, but all of them for the canary that compares ranks."""
+    return "all" if canary_of_every_rank(rid) else configured

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from hs_formats.names import CANARY_RUN, run_of_rid
 from hs_formats.part import PartMeta
 from hs_server.capture.copy_path import CopyPath, Piece
-from hs_server.capture.plan import BatchRow, plan_batch, share_of_rank
+from hs_server.capture.layer_probe import LayerProbe, ProbeResult
+from hs_server.capture.plan import BatchRow, plan_batch, share_of_rank, writers_of
 from hs_server.capture.writer import FailedRids
 
 __all__ = ["CaptureSession", "batch_rows", "split_slots"]
@@ -82,17 +84,24 @@ class CaptureSession:
         template: meta shared by all parts of this process; the rid and the rows are filled in.
         copy_path: takes the rows.
         failed: takes the rids that could not be captured.
+        probe: looks at the layers while canary requests run; None looks at nothing.
 
-    `forwards`, `graph_replays` and `rows` count finished forward passes with rows of ours, see `CaptureStatistics`.
+    The counters are those of `CaptureStatistics`.
     """
 
-    def __init__(self, template: PartMeta, copy_path: CopyPath, failed: FailedRids) -> None:
+    def __init__(
+        self, template: PartMeta, copy_path: CopyPath, failed: FailedRids, *, probe: LayerProbe | None = None
+    ) -> None:
         self._template = template
         self._copy_path = copy_path
         self._failed = failed
+        self._probe = probe
+        self._probing: LayerProbe | None = None
         self.forwards = 0
         self.graph_replays = 0
         self.rows = 0
+        self.canary_forwards = 0
+        self.layers_proved = 0
         self._planned: list[Piece] = []
         self._states: tuple[torch.Tensor, Any] | None = None
 
@@ -109,12 +118,18 @@ class CaptureSession:
         for whole in plan_batch(batch_rows(batch)):
             if whole.rid in self._failed:
                 continue
-            piece = share_of_rank(whole, rank=meta.attn_tp_rank, size=meta.attn_tp_size, writers=meta.writers)
+            writers = writers_of(whole.rid, meta.writers)
+            piece = share_of_rank(whole, rank=meta.attn_tp_rank, size=meta.attn_tp_size, writers=writers)
             if piece is not None:
                 ids = batch.reqs[piece.index].origin_input_ids[piece.start : piece.stop]
                 made = replace(meta, rid=piece.rid, start=piece.start, stop=piece.stop, n=piece.n)
+                if writers != meta.writers:
+                    made = replace(made, writers=writers, expected_ranks=list(range(meta.attn_tp_size)))
                 planned.append(Piece(piece, made, array.array("q", ids).tobytes()))
         self._planned = planned
+        if self._probe is not None and any(run_of_rid(item.meta.rid) == CANARY_RUN for item in planned):
+            self._probing = self._probe
+            self._probing.start()
 
     def observe(self, last: torch.Tensor, aux: Any) -> None:
         """Keep what the model hands to its logits processor in the armed forward pass."""
@@ -122,7 +137,7 @@ class CaptureSession:
 
     def finish(self, *, graph_replay: bool = False) -> None:
         """Copy the planned rows out, right behind the forward pass on its own stream. Never raises."""
-        planned, states = self._planned, self._states
+        planned, states, probing = self._planned, self._states, self._probing
         self.forwards += 1
         self.graph_replays += graph_replay
         self.disarm()
@@ -137,6 +152,8 @@ class CaptureSession:
             needed = max(item.rows.first + item.rows.stop - item.rows.start for item in planned)
             if slots[0].shape[0] < needed:
                 raise ValueError(f"the states have {slots[0].shape[0]} rows, the batch needs {needed}")
+            if probing is not None:
+                planned = self._without_misplaced(planned, probing.judge(slots))
             self._copy_path.submit(planned, slots)
             self.rows += sum(item.rows.stop - item.rows.start for item in planned)
         except Exception as error:  # noqa: BLE001  # serving goes on whatever happens here
@@ -151,5 +168,19 @@ class CaptureSession:
 
     def disarm(self) -> None:
         """Forget the current forward pass."""
+        if self._probing is not None:
+            self._probing.stop()
+        self._probing = None
         self._planned = []
         self._states = None
+
+    def _without_misplaced(self, planned: list[Piece], result: ProbeResult) -> list[Piece]:
+        """Give up the canary requests among `planned` where a slot holds another layer's stream."""
+        self.canary_forwards += 1
+        self.layers_proved += result.proved
+        if not result.complaint:
+            return planned
+        for item in planned:
+            if run_of_rid(item.meta.rid) == CANARY_RUN:
+                self._failed.add(item.meta.rid, f"wrong layer: {result.complaint}")
+        return [item for item in planned if run_of_rid(item.meta.rid) != CANARY_RUN]

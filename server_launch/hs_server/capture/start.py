@@ -22,9 +22,10 @@ from hs_server import env
 from hs_server.capture.backends import backend_for
 from hs_server.capture.copy_path import CopyPath, ring_shape
 from hs_server.capture.errors import CaptureRefused
-from hs_server.capture.families import arm_model, check_reduction
+from hs_server.capture.families import arm_model, check_reduction, decoder_layers
 from hs_server.capture.guards import check_settings
 from hs_server.capture.identity import model_hash
+from hs_server.capture.layer_probe import LayerProbe
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
@@ -62,7 +63,8 @@ def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
     failed = FailedRids(ring)
     writer = PartWriter(settings.dump_dir, failed, threads=_WRITER_THREADS)
     copy_path = _make_copy_path(runner, settings, meta, writer, failed)
-    session = CaptureSession(meta, copy_path, failed)
+    probe = LayerProbe(decoder_layers(runner.model), meta.boundaries)
+    session = CaptureSession(meta, copy_path, failed, probe=probe)
     try:
         _publish_statistics(control, marker, session, copy_path, writer, failed)
     except OSError as error:
@@ -98,6 +100,8 @@ def _publish_statistics(
             ring_bytes=ring.bytes,
             ring_waits=copy_path.waits,
             ring_waited_s=copy_path.waited_s,
+            canary_forwards=session.canary_forwards,
+            layers_proved=session.layers_proved,
         )
 
     StatisticsPublisher(control.statistics_path(marker.pid, marker.rank), read)
