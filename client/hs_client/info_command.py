@@ -54,6 +54,8 @@ def info_lines(dataset: Path) -> Iterator[str]:
         yield f"slots      boundaries {info.boundaries} and the last state ({info.last_state})"
         yield f"tokenizer  {info.tokenizer}"
     yield f"samples    {len(index.samples)} done, {sum(len(sample.parts) for sample in samples)} parts"
+    if index.broken:
+        yield f"broken     {len(index.broken)} done samples have no whole record: hs-client verify names them"
     trained = sum(supervised(sample.mask_spans) for sample in samples)
     yield f"tokens     {tokens:,}, of which {trained:,} to train on"
     ratio = f", {raw / stored:.2f} times smaller" if stored else ""

@@ -52,7 +52,9 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
         # In this order: whatever a run that goes on adds meanwhile can only spare a part.
         lines = ManifestReader(paths.manifest).poll()
         reasons = _losers(paths)
-        winners = {str(sample.rid) for sample in DatasetIndex.load(paths).samples.values()}
+        index = DatasetIndex.load(paths)
+        winners = {str(sample.rid) for sample in index.samples.values()}
+        winners |= {sample.rid for sample in index.broken.values()}  # what is left of them is for `verify` to judge
         return [
             *_stored(paths, lines, winners=winners, reasons=reasons, busy=busy),
             *_files(paths.quarantine, "quarantined"),

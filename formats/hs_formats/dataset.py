@@ -87,6 +87,7 @@ class DatasetPaths:
         self.manifest = root / "manifest"
         self.ledger = root / "ledger"
         self.quarantine = root / "quarantine"
+        self.verified = root / "verified.json"
 
     def stored_name(self, part: PartName, suffix: str) -> str:
         """Path of a stored part relative to the dataset; `suffix` is the codec's, such as ``.pt.zst``."""

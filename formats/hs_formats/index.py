@@ -12,10 +12,10 @@ from hs_formats.errors import FormatError
 from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.mask import spans_to_mask
-from hs_formats.names import Rid, run_of_rid
+from hs_formats.names import Rid, rid_of_part, run_of_rid
 from hs_formats.tiling import cover, record_complete
 
-__all__ = ["DatasetIndex", "IndexedSample", "record_parts"]
+__all__ = ["BrokenSample", "DatasetIndex", "IndexedSample", "record_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,15 @@ class IndexedSample:
     def mask(self) -> bytearray:
         """Loss mask, one byte a token."""
         return spans_to_mask(self.mask_spans, self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenSample:
+    """A sample that the ledger calls done, and why there is no record of it."""
+
+    sample_id: str
+    rid: str
+    reason: str
 
 
 def record_parts(n: int, lines: Iterable[ManifestLine]) -> tuple[ManifestLine, ...] | None:
@@ -63,16 +72,23 @@ def record_parts(n: int, lines: Iterable[ManifestLine]) -> tuple[ManifestLine, .
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndex:
-    """All done samples by sample id, in the order in which their runs started and of their rows."""
+    """All done samples, in the order in which their runs started and of their rows.
+
+    Attributes:
+        samples: those whose parts make a record, by sample id.
+        broken: the others, by sample id: one of them is no reason to refuse the rest.
+        sample_ids: of both, in order.
+    """
 
     samples: Mapping[str, IndexedSample]
+    broken: Mapping[str, BrokenSample]
+    sample_ids: tuple[str, ...]
 
     @classmethod
     def load(cls, paths: DatasetPaths) -> Self:
         """Read every ledger and manifest of the dataset.
 
         Raises:
-            FormatError: a done sample has no intent line or its parts do not make a record.
             OSError: a file cannot be read.
         """
         intents: dict[str, Intent] = {}
@@ -89,21 +105,26 @@ class DatasetIndex:
         runs = {run: position for position, run in enumerate(dict.fromkeys(map(run_of_rid, intents)))}
         by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
         for line in ManifestReader(paths.manifest).poll():
-            by_rid[str(line.name.rid)].append(line)
+            by_rid[rid_of_part(line.part)].append(line)
         samples: dict[str, IndexedSample] = {}
-        for sample_id, rid in sorted(winners.items(), key=lambda item: (runs.get(run_of_rid(item[1]), -1), item[1])):
-            intent = intents.get(rid)
-            if intent is None or intent.sample_id != sample_id:
-                raise FormatError(f"sample {sample_id!r} is done by {rid}, which no ledger line announced for it")
-            parts = record_parts(intent.n, by_rid.get(rid, []))
-            if parts is None:
-                raise FormatError(
-                    f"sample {sample_id!r} is done by {rid}, but its parts in the manifest do not tile it"
-                )
-            samples[sample_id] = IndexedSample(
-                sample_id, Rid.parse(rid), intent.n, intent.ids_xxh3, tuple(intent.mask), parts
-            )
-        return cls(samples)
+        broken: dict[str, BrokenSample] = {}
+        order = sorted(winners.items(), key=lambda item: (runs.get(run_of_rid(item[1]), -1), item[1]))
+        for sample_id, rid in order:
+            try:
+                samples[sample_id] = _indexed(sample_id, rid, intents.get(rid), by_rid.get(rid, []))
+            except FormatError as error:
+                broken[sample_id] = BrokenSample(sample_id, rid, str(error))
+        return cls(samples, broken, tuple(sample_id for sample_id, _ in order))
+
+
+def _indexed(sample_id: str, rid: str, intent: Intent | None, lines: list[ManifestLine]) -> IndexedSample:
+    if intent is None or intent.sample_id != sample_id:
+        raise FormatError(f"sample {sample_id!r} is done by {rid}, which no ledger line announced for it")
+    spans_to_mask(intent.mask, intent.n)
+    parts = record_parts(intent.n, lines)
+    if parts is None:
+        raise FormatError(f"sample {sample_id!r} is done by {rid}, but its parts in the manifest do not tile it")
+    return IndexedSample(sample_id, Rid.parse(rid), intent.n, intent.ids_xxh3, tuple(intent.mask), parts)
 
 
 def _all_lines(paths: DatasetPaths) -> Iterable[LedgerLine]:

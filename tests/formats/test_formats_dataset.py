@@ -19,7 +19,7 @@ from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Done, Intent, RunStarted
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
-from hs_formats.reader import HiddenStateDataset
+from hs_formats.reader import DamagedSample, HiddenStateDataset
 from part_factory import Record, dataset_info, random_record, write_dataset
 
 RID = Rid("0000abcd", 7, 0)
@@ -233,12 +233,28 @@ def test_only_done_samples_are_there(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_done_line_without_its_record_is_an_error(tmp_path: Path, lines: list[Any], says: str) -> None:
+def test_a_done_line_without_its_record_breaks_one_sample_only(tmp_path: Path, lines: list[Any], says: str) -> None:
     paths = write_dataset(tmp_path, [random_record(1, 3)])
     with AppendLog(paths.ledger_file("0000abcd")) as log:
         log.append(lines)
-    with pytest.raises(FormatError, match=says):
-        _load(tmp_path)
+    index = _load(tmp_path)
+    assert list(index.samples) == ["s1"]
+    assert list(index.broken) == ["x"]
+    assert says in index.broken["x"].reason
+    data = HiddenStateDataset(tmp_path)
+    assert sorted(data.sample_ids) == ["s1", "x"]  # it keeps its place
+    assert sorted(data.lengths()) == [0, 3]
+    assert data["s1"].input_ids.shape == (3,)
+    for key in ("x", data.sample_ids.index("x")):
+        with pytest.raises(DamagedSample, match=says):
+            data[key]
+
+
+def test_a_mask_beyond_the_tokens_breaks_its_sample(tmp_path: Path) -> None:
+    write_dataset(tmp_path, [random_record(0, 3), random_record(1, 3, mask=((1, 4),))])
+    index = _load(tmp_path)
+    assert list(index.samples) == ["s0"]
+    assert "does not fit 3 tokens" in index.broken["s1"].reason
 
 
 # -- the reader
@@ -303,7 +319,7 @@ def test_a_flipped_byte_is_reported_with_its_file(tmp_path: Path, codec: str) ->
         with pytest.raises(FormatError, match=damaged.name):
             HiddenStateDataset(tmp_path)["s1"]
     damaged.unlink()
-    with pytest.raises(FileNotFoundError, match=damaged.name):
+    with pytest.raises(DamagedSample, match=rf"'s1' cannot be read.*{damaged.name}"):
         HiddenStateDataset(tmp_path)["s1"]
 
 
