@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Callable
 
 import anyio
@@ -15,14 +17,16 @@ __all__ = ["Correlator"]
 
 _FAST_S = 0.05
 _SLOW_S = 1.0
-_SWEEP_S = 1.0
+_LOOKS_SHARE = 0.2
+"""Of the time, at most, goes into looking: where scratch holds very many parts a look takes long."""
 
 
 class Correlator:
-    """All attempts whose parts may still come.
+    """All attempts whose parts may still come to one scratch.
 
-    One look at scratch and manifest serves them all. `settle(attempt, verdict)` is called once for each attempt that
-    ends after its answer, and for a lost one whose record turns out to be complete.
+    One look at scratch and manifest serves them all; the work after it is in proportion to what has changed, not to
+    what waits. `settle(attempt, verdict)` is called once for each attempt that ends after its answer, and for a lost
+    one whose record turns out to be complete.
 
     Args:
         scanner: of this run.
@@ -35,60 +39,81 @@ class Correlator:
         self._part_timeout_s = part_timeout_s
         self._settle = settle
         self._attempts: dict[str, Attempt] = {}
-        self._in_scratch: dict[str, set[Key]] = {}
+        self._present: dict[str, set[Key]] = {}
+        self._due: list[tuple[float, str]] = []
+        self._phases: Counter[Phase] = Counter()
+        self._promised_bytes = 0
+        self._to_store = 0
         self._lock = anyio.Lock()
         self._wake = anyio.Event()
-        self._swept_s = 0.0
         self.trouble = ""
         self.last_part_s = 0.0
         self.last_line_s = 0.0
+        self.look_s = 0.0
 
     def outstanding_bytes(self) -> int:
         """What all attempts may still write to scratch."""
-        return sum(attempt.promised_bytes() for attempt in self._attempts.values())
+        return self._promised_bytes
 
     def count(self, phase: Phase) -> int:
         """Attempts in a phase."""
-        return sum(attempt.phase is phase for attempt in self._attempts.values())
+        return self._phases[phase]
 
     def to_store(self) -> int:
         """Records that are whole and lack only their manifest lines."""
-        return sum(a.phase is Phase.ANSWERED and a.all_seen for a in self._attempts.values())
+        return self._to_store
+
+    def _account(self, attempt: Attempt, sign: int) -> None:
+        """Take the attempt out of the sums before it changes (-1), and into them after (+1)."""
+        self._phases[attempt.phase] += sign
+        self._promised_bytes += sign * attempt.promised_bytes()
+        self._to_store += sign * (attempt.phase is Phase.ANSWERED and attempt.all_seen)
 
     def add(self, attempt: Attempt) -> None:
         """Follow an attempt that is about to be sent."""
         self._attempts[attempt.rid] = attempt
+        self._account(attempt, +1)
         self._wake.set()
 
     def answered(self, attempt: Attempt, answer: Answer) -> None:
         """The server has finished the request."""
         if attempt.phase is not Phase.FLYING:
             return  # its failure was noted while the answer was on its way
-        attempt.answer = answer
         verdict = judge_answer(answer, attempt.sample.n)
-        attempt.deadline_s = anyio.current_time() + self._part_timeout_s
-        if verdict.done:
-            attempt.phase = Phase.ANSWERED
-            self._check(attempt, anyio.current_time())
-        else:
-            self._end(attempt, verdict, Phase.CLOSED if verdict.kind == "aborted" else Phase.LINGERING)
+        aborted = verdict.kind == "aborted"
+        self._account(attempt, -1)
+        attempt.answer = answer
+        attempt.phase = Phase.ANSWERED if verdict.done else Phase.CLOSED if aborted else Phase.LINGERING
+        self._account(attempt, +1)
+        if not verdict.done:
+            self._end(attempt, verdict, attempt.phase)
+        self._wait_until(attempt, anyio.current_time() + self._part_timeout_s)
+        self._check(attempt, anyio.current_time())
 
     def lost(self, attempt: Attempt) -> None:
         """No answer came, but the record still may."""
         if attempt.phase is Phase.FLYING:
+            self._account(attempt, -1)
             attempt.phase = Phase.LINGERING
-            attempt.deadline_s = anyio.current_time() + self._part_timeout_s
+            self._account(attempt, +1)
+            self._wait_until(attempt, anyio.current_time() + self._part_timeout_s)
+            self._check(attempt, anyio.current_time())
 
     def drop(self, attempt: Attempt) -> None:
-        """The request was never accepted: nothing will come of it."""
+        """Nothing will come of it: it was never accepted, or its time is over."""
+        if self._attempts.pop(attempt.rid, None) is not None:
+            self._account(attempt, -1)
+            self._present.pop(attempt.rid, None)
         attempt.phase = Phase.CLOSED
-        self._attempts.pop(attempt.rid, None)
 
     def _end(self, attempt: Attempt, verdict: Verdict, phase: Phase) -> None:
-        attempt.phase = phase
         if phase is Phase.CLOSED:
-            self._attempts.pop(attempt.rid, None)
+            self.drop(attempt)
         self._settle(attempt, verdict)
+
+    def _wait_until(self, attempt: Attempt, at_s: float) -> None:
+        attempt.deadline_s = at_s
+        heapq.heappush(self._due, (at_s, attempt.rid))
 
     async def serve(self) -> None:
         """Look around for as long as the run lasts, often while something happens, seldom while nothing does."""
@@ -100,65 +125,71 @@ class Correlator:
                 self._wake = anyio.Event()
                 await self._wake.wait()
                 pause_s = _FAST_S
-            await anyio.sleep(pause_s)
+            await anyio.sleep(max(pause_s, self.look_s / _LOOKS_SHARE))
 
     async def tick(self) -> bool:
         """One look; True when it found something new. Several callers may ask at a time."""
         async with self._lock:
+            started_s = anyio.current_time()
             try:
                 look = await anyio.to_thread.run_sync(self._scanner.look)
             except OSError as error:
                 self.trouble = f"{error.filename or 'scratch'}: {error.strerror or error}"
                 return False
             self.trouble = ""
-            return self._apply(look)
+            self._apply(look)
+            self.look_s = anyio.current_time() - started_s
+            return bool(look)
 
-    def _apply(self, look: Look) -> bool:
+    def _apply(self, look: Look) -> None:
         now_s = anyio.current_time()
         touched: dict[str, Attempt] = {}
-        self._in_scratch = {}
-        for rid, parts in look.parts.items():
+
+        def touch(rid: str) -> Attempt | None:
             attempt = self._attempts.get(rid)
-            if attempt is None:
-                continue
-            self._in_scratch[rid] = {(part.rank, part.start, part.stop) for part in parts}
-            for part in parts:
+            if attempt is not None and rid not in touched:
+                touched[rid] = attempt
+                self._account(attempt, -1)
+            return attempt
+
+        for rid, part in look.appeared:
+            attempt = touch(rid)
+            if attempt is not None:
+                self._present.setdefault(rid, set()).add((part.rank, part.start, part.stop))
                 if attempt.note_part(part):
-                    touched[rid] = attempt
                     self.last_part_s = now_s
+        for rid, part in look.gone:
+            self._present.get(rid, set()).discard((part.rank, part.start, part.stop))
         for line in look.lines:
             self.last_line_s = now_s
-            attempt = self._attempts.get(rid_of_part(line.part))
-            if attempt is not None and attempt.note_line(line):
-                touched[attempt.rid] = attempt
+            attempt = touch(rid_of_part(line.part))
+            if attempt is not None:
+                attempt.note_line(line)
+        for attempt in touched.values():
+            self._account(attempt, +1)
         for failure in look.failures:
             attempt = self._attempts.get(failure.rid)
-            touched.pop(failure.rid, None)
             if attempt is not None and attempt.phase is Phase.LINGERING:
                 self.drop(attempt)
             elif attempt is not None:
                 self._end(attempt, Verdict("capture failed", failure.reason), Phase.CLOSED)
-        due = list(touched.values())
-        if now_s - self._swept_s >= _SWEEP_S:
-            self._swept_s = now_s
-            due = [attempt for attempt in self._attempts.values() if attempt.rid in touched or attempt.deadline_s]
-        for attempt in due:
+        for attempt in touched.values():
             self._check(attempt, now_s)
-        return bool(touched or look.lines or look.failures)
+        while self._due and self._due[0][0] <= now_s:
+            _, rid = heapq.heappop(self._due)
+            due = self._attempts.get(rid)
+            if due is not None and due.deadline_s <= now_s:
+                self._check(due, now_s)
 
     def _check(self, attempt: Attempt, now_s: float) -> None:
         if attempt.phase is Phase.LINGERING:
             self._check_lingering(attempt, now_s)
-            return
-        if attempt.phase is not Phase.ANSWERED:
-            return
-        in_scratch = self._in_scratch.get(attempt.rid, set())
-        verdict = attempt.verdict(now_s, in_scratch)
-        if verdict is None:
-            if attempt.all_there(in_scratch):
-                attempt.deadline_s = now_s + self._part_timeout_s
-            return
-        self._end(attempt, verdict, Phase.CLOSED)
+        elif attempt.phase is Phase.ANSWERED:
+            verdict = attempt.verdict(now_s, self._present.get(attempt.rid, ()))
+            if verdict is not None:
+                self._end(attempt, verdict, Phase.CLOSED)
+            elif attempt.deadline_s <= now_s:  # all of it lies in scratch, or did a moment ago
+                self._wait_until(attempt, now_s + self._part_timeout_s)
 
     def _check_lingering(self, attempt: Attempt, now_s: float) -> None:
         over = now_s >= attempt.deadline_s
@@ -170,5 +201,7 @@ class Correlator:
         verdict = attempt.verdict(-1.0, ())
         if verdict is not None and verdict.done:
             self._end(attempt, verdict, Phase.CLOSED)
-        elif verdict is not None or (over and not attempt.all_there(self._in_scratch.get(attempt.rid, set()))):
+        elif verdict is not None or (over and not attempt.all_there(self._present.get(attempt.rid, ()))):
             self.drop(attempt)
+        elif over:
+            self._wait_until(attempt, now_s + self._part_timeout_s)

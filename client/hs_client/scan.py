@@ -18,13 +18,25 @@ from hs_formats.names import PartName, part_prefix, rid_of_part, run_of_rid
 __all__ = ["Look", "Scanner", "parts_of_runs"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
-    """What one look found; scratch was listed before the manifest was read, so a part on its way is in one of both."""
+    """What is new since the last look. Scratch is listed before the manifest is read, so that a part on its way is in
+    one of both.
 
-    parts: dict[str, list[PartName]] = field(default_factory=dict)
+    Attributes:
+        appeared: parts that lie in scratch now, each with its rid.
+        gone: parts that lay there.
+        lines: of the manifests.
+        failures: of the servers.
+    """
+
+    appeared: list[tuple[str, PartName]] = field(default_factory=list)
+    gone: list[tuple[str, PartName]] = field(default_factory=list)
     lines: list[ManifestLine] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.appeared or self.gone or self.lines or self.failures)
 
 
 def parts_of_runs(scratch: Path, runs: Collection[str]) -> dict[str, list[PartName]]:
@@ -47,7 +59,8 @@ def parts_of_runs(scratch: Path, runs: Collection[str]) -> dict[str, list[PartNa
 class Scanner:
     """Follows scratch, manifests and failure rings for the parts of some runs.
 
-    Every manifest line of these runs is reported once per manifest file that holds it.
+    Every manifest line of these runs is reported once per manifest file that holds it. Names are parsed once, however
+    long their parts wait for the mover. What was found before a look failed is part of the next one.
     """
 
     def __init__(self, control: ControlFolder, paths: DatasetPaths, runs: Collection[str]) -> None:
@@ -57,6 +70,9 @@ class Scanner:
         self._tails: dict[str, TailReader[ManifestLine]] = {}
         self._rings: dict[Path, FailureReader] = {}
         self._keep = _mentions(self._runs)
+        self._prefixes = tuple(map(part_prefix, self._runs))
+        self._present: dict[str, tuple[str, PartName] | None] = {}
+        self._found = Look()
 
     def look(self) -> Look:
         """Look once.
@@ -64,11 +80,27 @@ class Scanner:
         Raises:
             OSError: scratch is gone, or a manifest cannot be read.
         """
-        parts = parts_of_runs(self._control.scratch, self._runs)
-        return Look(parts, self._lines(), self._failures())
+        self._list()
+        self._read_lines()
+        self._read_failures()
+        found, self._found = self._found, Look()
+        return found
 
-    def _lines(self) -> list[ManifestLine]:
-        found: list[ManifestLine] = []
+    def _list(self) -> None:
+        with os.scandir(self._control.scratch) as entries:
+            names = {entry.name for entry in entries if entry.name.startswith(self._prefixes)}
+        present = self._present
+        for name in names - present.keys():
+            part = PartName.try_parse(name)
+            present[name] = known = None if part is None else (rid_of_part(name), part)
+            if known is not None:
+                self._found.appeared.append(known)
+        for name in present.keys() - names:
+            known = present.pop(name)
+            if known is not None:
+                self._found.gone.append(known)
+
+    def _read_lines(self) -> None:
         for path in sorted(self._folder.glob("*.jsonl")):
             tail = self._tails.get(path.name)
             if tail is None:
@@ -76,20 +108,18 @@ class Scanner:
             for line in tail.poll():
                 part = PartName.try_parse(line.part)
                 if part is not None and part.rid.run in self._runs:
-                    found.append(line)
-        return found
+                    self._found.lines.append(line)
 
-    def _failures(self) -> list[Failure]:
-        found: list[Failure] = []
+    def _read_failures(self) -> None:
         for path in self._control.failure_paths():
             ring = self._rings.get(path)
             if ring is None:
                 ring = self._rings[path] = FailureReader(path)
             try:
-                found.extend(failure for failure in ring.poll() if run_of_rid(failure.rid) in self._runs)
+                failures = [failure for failure in ring.poll() if run_of_rid(failure.rid) in self._runs]
             except (FormatError, OSError):
                 continue  # being created or removed; the next look sees it
-        return found
+            self._found.failures.extend(failures)
 
 
 def _mentions(runs: Collection[str]) -> Callable[[bytes], bool]:
