@@ -1,9 +1,9 @@
 """Admission: may a request be sent now, given what is in scratch and what was promised? Pure logic.
 
 Every byte of a record is in exactly one place: promised, in scratch, or gone. A request is granted when the fill of
-scratch, what all clients have promised and its own bytes stay within the mover's limit. The facts must have been
-gathered in this order, or a part can fall between them: own parts listed, then others' promises read, then the fill
-read.
+scratch, what all clients have promised and its own bytes stay within the mover's limit; and what clients need that
+have waited for longer, so that a small record never overtakes a large one for ever. The facts must have been gathered
+in this order, or a part can fall between them: own parts listed, then others' promises read, then the fill read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, MoverState
 from hs_formats.part import PART_OVERHEAD_BYTES
 from hs_formats.tiling import Writers
 
-__all__ = ["CreditView", "Decision", "RecordCost", "decide", "mover_trouble", "others_promised", "someone_waits"]
+__all__ = [
+    "CreditView",
+    "Decision",
+    "RecordCost",
+    "ceiling",
+    "decide",
+    "mover_trouble",
+    "needed_before",
+    "others_promised",
+    "someone_waits",
+]
 
 _ID_BYTES = 8
 
@@ -68,7 +78,9 @@ class RecordCost:
 class CreditView:
     """The facts that a grant rests on, all in bytes.
 
-    `own_bytes` is what this client's sent requests may still write, `others_bytes` what the other clients promised.
+    `own_bytes` is what this client's sent requests may still write, `others_bytes` what the other clients promised,
+    `before_bytes` what those need that have waited for longer. `ceiling_bytes` is what the mover's limit could be at
+    best; 0 where nobody knows.
     """
 
     at_s: float
@@ -76,13 +88,18 @@ class CreditView:
     used_bytes: int
     own_bytes: int
     others_bytes: int
+    before_bytes: int = 0
+    ceiling_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`lease_bytes` may be spent on requests when `verdict` is ``grant``; else `reason` says what is waited for."""
+    """`lease_bytes` may be spent on requests when `verdict` is ``grant``; else `reason` says what is waited for.
 
-    verdict: Literal["grant", "wait", "never"]
+    ``later``: the record is larger than the limit is just now; ``never``: than the limit can be.
+    """
+
+    verdict: Literal["grant", "wait", "later", "never"]
     lease_bytes: int = 0
     reason: str = ""
 
@@ -99,6 +116,26 @@ def others_promised(clients: Iterable[ClientState], run: str, at_s: float) -> in
 def someone_waits(clients: Iterable[ClientState], run: str, at_s: float) -> bool:
     """Another living client waits for credit, so nobody should take more than a request needs."""
     return any(client.run != run and client.waiting and at_s - client.heartbeat_s < STALE_S for client in clients)
+
+
+def needed_before(clients: Iterable[ClientState], run: str, since_s: float, *, at_s: float, limit_bytes: int) -> int:
+    """Bytes that other living clients need who wait since before `since_s`, and whose records the limit can take."""
+    return sum(
+        client.need_bytes
+        for client in clients
+        if client.run != run
+        and client.waiting
+        and client.need_bytes <= limit_bytes
+        and (client.waiting_since_s, client.run) < (since_s, run)
+        and at_s - client.heartbeat_s < STALE_S
+    )
+
+
+def ceiling(mover: MoverState | None, total_bytes: int) -> int:
+    """What the mover's limit could be at best on a scratch of `total_bytes`, with nothing else bounding it."""
+    if mover is None:
+        return 0
+    return max(mover.limit_bytes, int(max(0, total_bytes - mover.reserve_bytes) * mover.high))
 
 
 def mover_trouble(mover: MoverState | None, at_s: float) -> str:
@@ -121,13 +158,13 @@ def decide(view: CreditView, need_bytes: int, *, block_bytes: int = 0) -> Decisi
     if mover is None or not mover.alive(view.at_s):
         return Decision("wait", reason=trouble)
     if need_bytes > mover.limit_bytes:
-        return Decision(
-            "never",
-            reason=f"its record needs {need_bytes:,} bytes of scratch, more than the limit of {mover.limit_bytes:,}",
-        )
+        never = need_bytes > max(mover.limit_bytes, view.ceiling_bytes)
+        limit_bytes = max(mover.limit_bytes, view.ceiling_bytes) if never else mover.limit_bytes
+        reason = f"its record needs {need_bytes:,} bytes of scratch, more than the limit of {limit_bytes:,}"
+        return Decision("never" if never else "later", reason=reason)
     if trouble:
         return Decision("wait", reason=trouble)
-    room = mover.limit_bytes - view.used_bytes - view.own_bytes - view.others_bytes
+    room = mover.limit_bytes - view.used_bytes - view.own_bytes - view.others_bytes - view.before_bytes
     if need_bytes > room:
         return Decision("wait", reason="room in scratch")
     return Decision("grant", lease_bytes=min(room, max(need_bytes, block_bytes)))

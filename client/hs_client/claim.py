@@ -6,13 +6,15 @@ import contextlib
 import fcntl
 import os
 import time
+from pathlib import Path
 
 from hs_formats.control import ControlFolder
 
-__all__ = ["hold_claim", "live_runs"]
+__all__ = ["hold_claim", "live_runs", "lock_holder"]
 
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.01
+_LOCKS = Path("/proc/locks")
 
 
 def hold_claim(control: ControlFolder, run: str) -> int:
@@ -48,3 +50,17 @@ def live_runs(control: ControlFolder) -> set[str]:
             finally:
                 os.close(fd)
     return found
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock (flock) on `path`; None where nobody does, or the kernel does not say who."""
+    try:
+        inode = path.stat().st_ino
+        lines = _LOCKS.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:  # 1: FLOCK  ADVISORY  WRITE 4711 00:1a:12345 0 EOF
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+            return int(words[4]) if words[4].isdigit() and words[4] != "0" else None
+    return None

@@ -11,13 +11,22 @@ from dataclasses import asdict
 import anyio
 import anyio.to_thread
 
-from hs_client.admission import CreditView, Decision, decide, mover_trouble, others_promised, someone_waits
-from hs_client.claim import hold_claim, live_runs
-from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, now_s, used_bytes
+from hs_client.admission import (
+    CreditView,
+    Decision,
+    ceiling,
+    decide,
+    mover_trouble,
+    needed_before,
+    others_promised,
+    someone_waits,
+)
+from hs_client.claim import hold_claim, lock_holder
+from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, used_bytes
 from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
 
-__all__ = ["CreditKeeper", "sweep_clients"]
+__all__ = ["CreditKeeper"]
 
 _BLOCKS_OF_LIMIT = 32
 _NEEDS_A_BLOCK = 16
@@ -47,6 +56,8 @@ class CreditKeeper:
         self._spent_since_publish = False
         self._lock = anyio.Lock()
         self._record: FixedRecord | None = control.client_record(run)
+        self._waiting_since_s = 0.0
+        self._need_bytes = 0
         self.waiting = ""
         self.mover: MoverState | None = None
         self._record.write(asdict(self._state(0)))
@@ -60,7 +71,8 @@ class CreditKeeper:
     async def take(self, need_bytes: int) -> Decision:
         """Try to get `need_bytes`. After ``grant`` the caller must count them as outstanding before its next await.
 
-        Own parts must have been listed just before. After ``wait`` the lease has been given back.
+        Own parts must have been listed just before. After any other verdict the lease has been given back. Who has been
+        told to wait holds a place in the queue of all clients until `stop_waiting` or a grant.
         """
         mover = self.mover
         if need_bytes <= self._lease_bytes and mover is not None and mover.alive(now_s()) and mover.state == "moving":
@@ -77,25 +89,48 @@ class CreditKeeper:
     def _spend(self, need_bytes: int) -> None:
         self._lease_bytes -= need_bytes
         self._spent_since_publish = True
+        self.stop_waiting()
+
+    def stop_waiting(self) -> None:
+        """Nothing is waited for any more; others learn it with the next heartbeat."""
         self.waiting = ""
+        self._need_bytes = 0
+        self._waiting_since_s = 0.0
 
     def _lease(self, need_bytes: int, own_bytes: int) -> Decision:
+        try:
+            return self._lease_locked(need_bytes, own_bytes)
+        except TimeoutError:
+            holder = lock_holder(self._control.credit_lock)
+            who = "another process" if holder is None else f"process {holder}"
+            self.waiting = f"the lock that clients share, which {who} holds: is it stopped?"
+            return Decision("wait", reason=self.waiting)
+
+    def _lease_locked(self, need_bytes: int, own_bytes: int) -> Decision:
         with self._control.credit():
             clients = self._control.read_clients()
             at_s = now_s()
             mover = self.read_mover()
+            limit_bytes = 0 if mover is None else mover.limit_bytes
+            since_s = self._waiting_since_s or at_s
+            found = os.statvfs(self._control.scratch)  # last: what left the promises is in here
             view = CreditView(
                 at_s=at_s,
                 mover=mover,
-                used_bytes=used_bytes(os.statvfs(self._control.scratch)),  # last: what left the promises is in here
+                used_bytes=used_bytes(found),
                 own_bytes=own_bytes,
                 others_bytes=others_promised(clients, self._run, at_s),
+                before_bytes=needed_before(clients, self._run, since_s, at_s=at_s, limit_bytes=limit_bytes),
+                ceiling_bytes=ceiling(mover, found.f_blocks * found.f_frsize),
             )
             block = 0
             if mover is not None and not someone_waits(clients, self._run, at_s):
                 block = max(_MIN_BLOCK_BYTES, min(_NEEDS_A_BLOCK * need_bytes, mover.limit_bytes // _BLOCKS_OF_LIMIT))
             decision = decide(view, need_bytes, block_bytes=block)
-            self.waiting = decision.reason if decision.verdict == "wait" else ""
+            if decision.verdict == "wait":
+                self.waiting, self._need_bytes, self._waiting_since_s = decision.reason, need_bytes, since_s
+            else:
+                self.stop_waiting()
             self._write(own_bytes + decision.lease_bytes)
         return decision
 
@@ -127,6 +162,7 @@ class CreditKeeper:
         path = self._record.path
         if not os.path.samestat(os.stat(path), os.fstat(self._claim)):
             raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
+        self._control.touch_run(self._run)
         self._write(promised_bytes)
 
     def _state(self, promised_bytes: int) -> ClientState:
@@ -136,6 +172,8 @@ class CreditKeeper:
             heartbeat_s=now_s(),
             promised_bytes=promised_bytes,
             waiting=self.waiting,
+            need_bytes=self._need_bytes,
+            waiting_since_s=self._waiting_since_s,
         )
 
     def _write(self, promised_bytes: int) -> None:
@@ -150,17 +188,3 @@ class CreditKeeper:
             os.close(self._claim)
         if remove:
             self._control.remove_client(self._run)
-
-
-def sweep_clients(control: ControlFolder) -> None:
-    """Remove the records of clients that died so long ago that their promise counts no more.
-
-    Raises:
-        OSError: the control folder is gone.
-    """
-    with control.credit():
-        alive = live_runs(control)
-        at_s = now_s()
-        for client in control.read_clients():
-            if client.run not in alive and at_s - client.heartbeat_s > 2 * (STALE_S + CLIENT_GRACE_S):
-                control.remove_client(client.run)

@@ -18,18 +18,19 @@ import anyio.to_thread
 from hs_client._http import shared_tls
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.claim import live_runs
-from hs_client.credits import sweep_clients
 from hs_client.errors import BadPrompts, DestinationBroken, NoMover, ScratchBroken, TooFewFiles
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
 from hs_client.ledger_log import LedgerLog
 from hs_client.lines import shown
+from hs_client.neighbours import overlapping_runs
 from hs_client.plan import Fate, Plan, make_plan
 from hs_client.preflight import Place, ServerFacts, check_dataset, check_mover, check_server, find_place
 from hs_client.prepare import Limits, Source
 from hs_client.progress import Progress, summary_lines
 from hs_client.runner import Runner
 from hs_client.settings import RunSettings, dataset_name
+from hs_client.sweep import sweep
 from hs_client.tally import Tally, show_bytes
 from hs_client.tokenizing import load_tokenizer
 from hs_formats.control import ControlFolder, RunState
@@ -198,7 +199,7 @@ class _Session:
             return _leave_it_at_that(self._progress, plan, "dry run: nothing is sent")
         run = _fresh_run(self._place, plan.history)
         self._progress.say(f"run        {run}")
-        _register(self._place, run)
+        self._register(run)
         paths = self._place.paths
         ledger = LedgerLog(paths.ledger_file(run), timeout_s=settings.mover_timeout_s, manifests=paths.manifest)
         self._count_to_send(plan.left)
@@ -225,6 +226,22 @@ class _Session:
             self._progress.say("interrupted: repeat the command to go on")
             return INTERRUPTED
         return tally.exit_code
+
+    def _register(self, run: str) -> None:
+        control, dataset, shard = self._place.control, self._place.paths.root.name, self._settings.shard
+        state = RunState(run=run, dataset=dataset, pid=os.getpid(), shard="{}/{}".format(*shard))
+        try:
+            control.create()
+            sweep(control)
+            others = overlapping_runs(control, dataset, shard)
+            control.register_run(state)
+        except (OSError, FormatError) as error:
+            raise StorageError(f"cannot write to {control.root} ({error}): see to the scratch folder") from None
+        for other in others:
+            self._progress.say(
+                f"warning: process {other.pid} (run {other.run}, shard {other.shard}) works on this dataset too: rows"
+                " of both may be captured twice; give each client a --shard of its own"
+            )
 
     def _begin_ledger(self, ledger: LedgerLog, run: str) -> None:
         first = RunStarted(
@@ -326,16 +343,6 @@ def _fresh_run(place: Place, history: History) -> str:
         run = secrets.token_hex(4)
         if run not in taken and not (place.paths.data / run).exists():
             return run
-
-
-def _register(place: Place, run: str) -> None:
-    control = place.control
-    try:
-        control.create()
-        sweep_clients(control)
-        control.register_run(RunState(run=run, dataset=place.paths.root.name, pid=os.getpid()))
-    except (OSError, FormatError) as error:
-        raise StorageError(f"cannot write to {control.root} ({error}): see to the scratch folder") from None
 
 
 def _version() -> str:

@@ -259,7 +259,7 @@ class Runner:
             if decision.verdict == "grant":
                 self._watch.moved(anyio.current_time())
                 return self._attempt(item)
-            if decision.verdict == "never":
+            if decision.verdict in ("later", "never"):
                 await self._give_up(item, "", Verdict("too large", decision.reason))
                 return None
             self._announce(decision.reason)

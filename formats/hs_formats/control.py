@@ -29,6 +29,7 @@ from hs_formats.tiling import Writers
 __all__ = [
     "CLIENT_GRACE_S",
     "CONTROL_FOLDER",
+    "CREDIT_PATIENCE_S",
     "DEAD_SERVER_KEPT_S",
     "DEFAULT_SCRATCH",
     "HEARTBEAT_S",
@@ -54,6 +55,9 @@ HEARTBEAT_S = 1.0
 
 STALE_S = 5.0
 """A heartbeat older than this means that its process is dead, stopped or starved."""
+
+CREDIT_PATIENCE_S = 3.0
+"""Holding ``credit.lock`` takes microseconds; who waits for it longer than this should look around."""
 
 CLIENT_GRACE_S = 30.0
 """How long the promise of a client outlives its heartbeat: requests it has sent may still fill scratch."""
@@ -110,6 +114,8 @@ class Marker:
     sglang_version: str
     hs_version: str
     capture_mode: str
+    source_file: str = ""
+    source_sha256: str = ""
     settings: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -180,22 +186,32 @@ class MoverState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientState:
-    """``clients/<run>.json``: the bytes a client may still cause to be written to scratch."""
+    """``clients/<run>.json``: the bytes a client may still cause to be written to scratch.
+
+    A client that waits says for what, how many bytes it needs and since when: who began to wait first is served first.
+    """
 
     run: str
     pid: int
     heartbeat_s: float
     promised_bytes: int
     waiting: str = ""
+    need_bytes: int = 0
+    waiting_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """``runs/<run>.json``: the dataset of a run's parts, as a folder name below the mover's destination."""
+    """``runs/<run>.json``: the dataset of a run's parts, as a folder name below the mover's destination.
+
+    `shard` is ``i/n``: which samples of its prompts the run takes. The file's modification time is the run's last sign
+    of life.
+    """
 
     run: str
     dataset: str
     pid: int
+    shard: str = "0/1"
 
 
 class HeldMarker:
@@ -377,6 +393,18 @@ class ControlFolder:
                 continue  # removed meanwhile
         return found
 
+    def touch_run(self, run: str) -> None:
+        """Say that `run` goes on.
+
+        Raises:
+            OSError: its registration is gone.
+        """
+        os.utime(self._run_file(self.runs, run))
+
+    def remove_run(self, run: str) -> None:
+        """Forget a run of which nothing will come any more."""
+        self._run_file(self.runs, run).unlink(missing_ok=True)
+
     def remove_client(self, run: str) -> None:
         """Withdraw the promise of a run that is over."""
         self._run_file(self.clients, run).unlink(missing_ok=True)
@@ -389,10 +417,14 @@ class ControlFolder:
 
     @contextlib.contextmanager
     def credit(self) -> Iterator[None]:
-        """Exclusive right to check the fill of scratch and to write a promise (flock on ``credit.lock``)."""
+        """Exclusive right to check the fill of scratch and to write a promise (flock on ``credit.lock``).
+
+        Raises:
+            TimeoutError: somebody has held it for `CREDIT_PATIENCE_S`: a stopped process, most likely.
+        """
         fd = os.open(self.credit_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock_soon(fd, CREDIT_PATIENCE_S)
             yield
         finally:
             os.close(fd)
@@ -406,6 +438,21 @@ class ControlFolder:
     def failure_paths(self) -> list[Path]:
         """The failure rings of all scheduler processes, dead ones included."""
         return sorted(self.root.glob("failed-*-r*"))
+
+
+def _lock_soon(fd: int, patience_s: float) -> None:
+    end_s = time.monotonic() + patience_s
+    pause_s = 0.0005
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                raise TimeoutError(f"locked for {patience_s:.0f} s") from None
+            time.sleep(pause_s)
+            pause_s = min(0.01, 2 * pause_s)
+        else:
+            return
 
 
 def _try_lock(fd: int) -> bool:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hs_client.admission import CreditView, RecordCost, decide, others_promised, someone_waits
+from hs_client.admission import (
+    CreditView,
+    RecordCost,
+    ceiling,
+    decide,
+    needed_before,
+    others_promised,
+    someone_waits,
+)
 from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, MoverState
 
 LIMIT = 1_000_000
@@ -77,6 +85,7 @@ def test_a_grant_stays_within_the_limit(used: int, own: int, others: int, need: 
         (mover_state(state="stopping"), "wait", "stops"),
         (mover_state(state="holding", reason="the destination is full"), "wait", "the destination is full"),
         (mover_state(limit_bytes=10), "never", "more than the limit of 10"),
+        (mover_state(limit_bytes=10, state="holding", reason="the destination is full"), "never", "the limit of 10"),
         (mover_state(), "grant", ""),
     ],
 )
@@ -84,6 +93,56 @@ def test_nothing_is_granted_without_a_mover_that_moves(mover: MoverState | None,
     decision = decide(view(mover=mover), 1000)
     assert decision.verdict == verdict
     assert reason in decision.reason
+
+
+def test_a_limit_that_is_low_for_a_moment_refuses_nothing_for_good() -> None:
+    low = mover_state(limit_bytes=1000, high=0.8)
+    assert ceiling(low, 10_000) == 8000
+    for need, verdict in ((1000, "grant"), (1001, "later"), (8000, "later"), (8001, "never")):
+        assert decide(view(mover=low, ceiling_bytes=ceiling(low, 10_000)), need).verdict == verdict
+    assert ceiling(mover_state(reserve_bytes=3000), 2000) == LIMIT
+    assert ceiling(None, 5) == 0
+
+
+def test_who_waits_longer_is_served_first() -> None:
+    def state(run: str, since_s: float, need: int, heartbeat_s: float = 100.0, waiting: str = "room") -> ClientState:
+        return ClientState(
+            run=run,
+            pid=1,
+            heartbeat_s=heartbeat_s,
+            promised_bytes=0,
+            waiting=waiting,
+            need_bytes=need,
+            waiting_since_s=since_s,
+        )
+
+    clients = [
+        state("first", 90.0, 500),
+        state("me", 95.0, 1),
+        state("tied", 95.0, 30),
+        state("later", 96.0, 7000),
+        state("silent", 80.0, 10_000, heartbeat_s=100.0 - STALE_S),
+        state("served", 0.0, 0, waiting=""),
+        state("huge", 70.0, LIMIT + 1),
+    ]
+    assert needed_before(clients, "me", 95.0, at_s=100.0, limit_bytes=LIMIT) == 500
+    assert needed_before(clients, "tied", 95.0, at_s=100.0, limit_bytes=LIMIT) == 501
+    assert needed_before(clients, "first", 90.0, at_s=100.0, limit_bytes=LIMIT) == 0
+
+
+def test_small_records_do_not_overtake_a_large_one_for_ever() -> None:
+    small, large = LIMIT // 10, LIMIT * 9 // 10
+    running = [small] * 10
+    waiting = ClientState(
+        run="b", pid=2, heartbeat_s=100.0, promised_bytes=0, waiting="room", need_bytes=large, waiting_since_s=99.0
+    )
+    for _ in range(8):
+        running.pop()
+        before = needed_before([waiting], "a", 100.0, at_s=100.0, limit_bytes=LIMIT)
+        assert decide(view(own_bytes=sum(running), before_bytes=before), small).verdict == "wait"
+        assert decide(view(others_bytes=sum(running)), large).verdict == "wait"
+    running.pop()
+    assert decide(view(others_bytes=sum(running)), large).verdict == "grant"
 
 
 def test_a_dead_clients_promise_counts_for_the_grace_period() -> None:
@@ -141,6 +200,8 @@ class _Client:
     published: int = 0
     published_at_s: float = 0.0
     waiting: str = ""
+    need: int = 0
+    since_s: float = 0.0
     lease: int = 0
     alive: bool = True
     requests: list[_Request] = field(default_factory=list)
@@ -168,7 +229,15 @@ class Admission(RuleBasedStateMachine):
 
     def _states(self) -> list[ClientState]:
         return [
-            ClientState(run=str(at), pid=1, heartbeat_s=c.published_at_s, promised_bytes=c.published, waiting=c.waiting)
+            ClientState(
+                run=str(at),
+                pid=1,
+                heartbeat_s=c.published_at_s,
+                promised_bytes=c.published,
+                waiting=c.waiting,
+                need_bytes=c.need,
+                waiting_since_s=c.since_s,
+            )
             for at, c in enumerate(self.clients)
         ]
 
@@ -182,7 +251,9 @@ class Admission(RuleBasedStateMachine):
             client.lease -= need
             client.requests.append(_Request(n))
             return
+        self.now_s += 0.001
         states = self._states()
+        since_s = client.since_s or self.now_s
         # Own requests have `seen` of an earlier listing: others' promises and the fill are read after it.
         decision = decide(
             CreditView(
@@ -191,12 +262,17 @@ class Admission(RuleBasedStateMachine):
                 used_bytes=self.ours + self.foreign,
                 own_bytes=client.own(),
                 others_bytes=others_promised(states, str(at), self.now_s),
+                before_bytes=needed_before(states, str(at), since_s, at_s=self.now_s, limit_bytes=LIMIT),
             ),
             need,
             block_bytes=0 if someone_waits(states, str(at), self.now_s) else block,
         )
         client.lease = decision.lease_bytes
-        client.waiting = decision.reason if decision.verdict == "wait" else ""
+        waits = decision.verdict == "wait"
+        client.waiting, client.need, client.since_s = (decision.reason, need, since_s) if waits else ("", 0, 0.0)
+        if waits and all(since_s < other.since_s for other in self.clients if other.waiting and other is not client):
+            others = others_promised(states, str(at), self.now_s)
+            assert need > LIMIT - self.ours - self.foreign - client.own() - others, "the first one waits for nobody"
         if decision.verdict == "grant":
             client.lease -= need
             client.requests.append(_Request(n))
