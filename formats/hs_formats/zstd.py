@@ -1,23 +1,79 @@
-"""Every call of zstandard, in one place: whole files to one frame and back, nothing silently short.
+"""Every call of zstandard, in one place: whole files and planes to frames and back, nothing silently short.
 
 Frames carry their content size and a checksum. Decoding refuses a cut frame, a frame without size or checksum, a
 skippable frame, trailing bytes and a wrong size, which the library's own streaming readers let through.
+
+Planes are the byte planes of floats (see `hs_formats.planes`). Match finding does not help them, and costs most of the
+time: `huffman_frame` turns it all but off with public parameters, so what remains is zstd's Huffman coder. A plane
+that does not compress at all goes into a `RawFrame`, which is written in place and copied nowhere. Both are ordinary
+frames to any other decoder. Contexts are kept one for each thread.
 """
 
 from __future__ import annotations
 
+import struct
+import threading
 from collections.abc import Iterable, Iterator
 
+import xxhash
 import zstandard
 
 from hs_formats.errors import FormatError
 
-__all__ = ["DEFAULT_LEVEL", "compress_blocks", "decompress"]
+__all__ = [
+    "DEFAULT_LEVEL",
+    "MAX_BLOCK_BYTES",
+    "RawFrame",
+    "compress_blocks",
+    "compressed_frame",
+    "decompress",
+    "frame_content",
+    "huffman_frame",
+    "skippable_frame",
+    "skippable_payload",
+]
+
+Buffer = bytes | bytearray | memoryview
 
 DEFAULT_LEVEL = 1
 
+MAX_BLOCK_BYTES = 128 << 10
+"""Largest block of a frame, by the standard."""
 
-def compress_blocks(blocks: Iterable[bytes | memoryview], size: int, *, level: int = DEFAULT_LEVEL) -> Iterator[bytes]:
+_SKIPPABLE = 0x184D2A50
+_BLOCK_HEADER_BYTES = 3
+_CHECKSUM_BYTES = 4
+_RAW_HEADER = struct.Struct("<4sBI")
+# Single segment, content size in four bytes, content checksum, no dictionary: see "Frame_Header_Descriptor", RFC 8878.
+_RAW_DESCRIPTOR = 0xA4
+
+
+class _Contexts(threading.local):
+    """What one thread needs: contexts of the library must not be shared, and making one costs more than a small plane.
+
+    `huffman`: of the fast strategy's parameters these find the fewest matches. ``target_length`` must stay 0; anything
+    else, like a negative level, switches the Huffman coder off.
+    """
+
+    def __init__(self) -> None:
+        self.huffman = zstandard.ZstdCompressor(
+            compression_params=zstandard.ZstdCompressionParameters(
+                compression_level=1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=17,
+                target_length=0, write_checksum=True, write_content_size=True,
+            )
+        )  # fmt: skip
+        self.plain = zstandard.ZstdCompressor(compression_params=_parameters(DEFAULT_LEVEL))
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+def _parameters(level: int) -> zstandard.ZstdCompressionParameters:
+    return zstandard.ZstdCompressionParameters.from_level(level, write_checksum=True, write_content_size=True)
+
+
+_contexts = _Contexts()
+
+
+def compress_blocks(blocks: Iterable[Buffer], size: int, *, level: int = DEFAULT_LEVEL) -> Iterator[bytes]:
     """One zstd frame of `size` content bytes, as pieces to be written one after the other.
 
     The context is made here, so the call may run in any thread.
@@ -25,8 +81,7 @@ def compress_blocks(blocks: Iterable[bytes | memoryview], size: int, *, level: i
     Raises:
         FormatError: `blocks` do not add up to `size`.
     """
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, write_checksum=True, write_content_size=True)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=size)
+    compressor = zstandard.ZstdCompressor(compression_params=_parameters(level)).compressobj(size=size)
     seen = 0
     for block in blocks:
         seen += memoryview(block).nbytes
@@ -40,21 +95,18 @@ def compress_blocks(blocks: Iterable[bytes | memoryview], size: int, *, level: i
     yield compressor.flush()
 
 
-def decompress(data: bytes | memoryview) -> bytes:
+def decompress(data: Buffer, *, limit_bytes: int | None = None) -> bytes:
     """Content of exactly one frame.
 
     Raises:
-        FormatError: the frame is cut, damaged, without content size or checksum, or followed by something.
+        FormatError: the frame is cut, damaged, without content size or checksum, or followed by something; or it
+            announces more than `limit_bytes`.
     """
-    if bytes(data[:4]) != zstandard.FRAME_HEADER:  # the library takes a skippable frame for an empty one
-        raise FormatError("not a zstd frame")
+    size = _checked_size(data)
+    if limit_bytes is not None and size > limit_bytes:
+        raise FormatError(f"the zstd frame announces {size} bytes, more than {limit_bytes}")
     try:
-        size = zstandard.frame_content_size(data)
-        if size < 0:
-            raise FormatError("the zstd frame does not say its size")
-        if not zstandard.get_frame_parameters(data).has_checksum:
-            raise FormatError("the zstd frame has no checksum")
-        decoder = zstandard.ZstdDecompressor().decompressobj()
+        decoder = _contexts.decompressor.decompressobj()
         content = decoder.decompress(data)
     except zstandard.ZstdError as error:
         raise FormatError(f"not a whole zstd frame: {error}") from error
@@ -65,3 +117,130 @@ def decompress(data: bytes | memoryview) -> bytes:
     if len(content) != size:
         raise FormatError(f"the zstd frame holds {len(content)} bytes where {size} were announced")
     return content
+
+
+def _checked_size(data: Buffer) -> int:
+    """Content size of a frame that has one and a checksum."""
+    if bytes(data[:4]) != zstandard.FRAME_HEADER:  # the library takes a skippable frame for an empty one
+        raise FormatError("not a zstd frame")
+    try:
+        size = zstandard.frame_content_size(data)
+        if size < 0:
+            raise FormatError("the zstd frame does not say its size")
+        if not zstandard.get_frame_parameters(data).has_checksum:
+            raise FormatError("the zstd frame has no checksum")
+    except zstandard.ZstdError as error:
+        raise FormatError(f"not a whole zstd frame: {error}") from error
+    return size
+
+
+def huffman_frame(plane: Buffer) -> bytes:
+    """A frame of one plane, Huffman coded almost without a search for matches."""
+    return _contexts.huffman.compress(plane)
+
+
+def compressed_frame(content: Buffer) -> bytes:
+    """A frame of bytes of any kind."""
+    return _contexts.plain.compress(content)
+
+
+class RawFrame:
+    """A frame of uncompressed blocks, to be filled in place.
+
+    Args:
+        size: content bytes, less than 4 GiB.
+        block_bytes: content of each block but the last, 1 to `MAX_BLOCK_BYTES`.
+
+    Attributes:
+        blocks: writable views of the content, in order; together they are the content.
+    """
+
+    def __init__(self, size: int, block_bytes: int) -> None:
+        count = max(1, -(-size // block_bytes))
+        self._data = bytearray(_RAW_HEADER.size + count * _BLOCK_HEADER_BYTES + size + _CHECKSUM_BYTES)
+        _RAW_HEADER.pack_into(self._data, 0, zstandard.FRAME_HEADER, _RAW_DESCRIPTOR, size)
+        self.blocks: list[memoryview] = []
+        view, at = memoryview(self._data), _RAW_HEADER.size
+        for number in range(count):
+            length = min(block_bytes, size - number * block_bytes)
+            header = length << 3 | (number == count - 1)  # block type 0: raw
+            view[at : at + _BLOCK_HEADER_BYTES] = header.to_bytes(_BLOCK_HEADER_BYTES, "little")
+            at += _BLOCK_HEADER_BYTES
+            self.blocks.append(view[at : at + length])
+            at += length
+
+    def close(self) -> memoryview:
+        """The whole frame, once the blocks are filled."""
+        self._data[-_CHECKSUM_BYTES:] = _checksum(self.blocks)
+        return memoryview(self._data)
+
+
+def _checksum(blocks: Iterable[memoryview]) -> bytes:
+    digest = xxhash.xxh64()
+    for block in blocks:
+        digest.update(block)
+    return (digest.intdigest() & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def frame_content(frame: Buffer, size: int, *, verify: bool = True) -> list[memoryview]:
+    """The content of exactly one frame as views in order; those of raw blocks lie in `frame` itself.
+
+    Args:
+        frame: the whole frame.
+        size: of its content; nothing is decoded when the frame announces another.
+        verify: False skips the checksum of frames of raw blocks, for callers that check the content otherwise.
+
+    Raises:
+        FormatError: the frame is damaged in any way.
+    """
+    announced = _checked_size(frame)
+    if announced != size:
+        raise FormatError(f"a zstd frame announces {announced} bytes where {size} belong")
+    view = memoryview(frame)
+    blocks = _raw_blocks(view, size)
+    if blocks is None:
+        try:
+            content = _contexts.decompressor.decompress(view, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"not a whole zstd frame: {error}") from error
+        if len(content) != size:
+            raise FormatError(f"a zstd frame holds {len(content)} bytes where {size} belong")
+        return [memoryview(content)]
+    if verify and _checksum(blocks) != view[-_CHECKSUM_BYTES:]:
+        raise FormatError("a zstd frame is damaged: its checksum is wrong")
+    return blocks
+
+
+def _raw_blocks(frame: memoryview, size: int) -> list[memoryview] | None:
+    """The blocks, if the frame is as `RawFrame` makes it; the library decodes all others."""
+    if frame[4] != _RAW_DESCRIPTOR:
+        return None
+    at, end, blocks = _RAW_HEADER.size, len(frame) - _CHECKSUM_BYTES, list[memoryview]()
+    while at + _BLOCK_HEADER_BYTES <= end:
+        header = int.from_bytes(frame[at : at + _BLOCK_HEADER_BYTES], "little")
+        last, kind, length = header & 1, header >> 1 & 3, header >> 3
+        at += _BLOCK_HEADER_BYTES
+        if kind or length > MAX_BLOCK_BYTES or at + length > end:
+            return None
+        blocks.append(frame[at : at + length])
+        at += length
+        if last:
+            return blocks if at == end and sum(map(len, blocks)) == size else None
+    return None
+
+
+def skippable_frame(kind: int, payload: bytes) -> bytes:
+    """A frame that decoders skip; `kind` is 0 to 15."""
+    return struct.pack("<II", _SKIPPABLE + kind, len(payload)) + payload
+
+
+def skippable_payload(kind: int, frame: Buffer) -> bytes:
+    """Inverse of `skippable_frame`.
+
+    Raises:
+        FormatError: `frame` is not exactly one skippable frame of this kind.
+    """
+    view = memoryview(frame)
+    if len(view) < 8 or struct.unpack_from("<II", view) != (_SKIPPABLE + kind, len(view) - 8):
+        raise FormatError("not the skippable frame that belongs there")
+    return bytes(view[8:])

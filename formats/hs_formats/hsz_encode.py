@@ -1,0 +1,211 @@
+"""Encoder of ``.hsz``: a file in bounded pieces to zstd frames, floats as planes.
+
+Each plane of each group is Huffman coded or left as it is, by the entropy of a sample: mantissas gain nothing, but
+those of values that came from a shorter type do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hs_formats.errors import FormatError
+from hs_formats.hashing import XXH3
+from hs_formats.hsz_index import FloatsSegment, Index, OpaqueSegment, Segment, head_frame, tail_frame
+from hs_formats.layout import OPAQUE_BYTES, Floats, Layout
+from hs_formats.planes import Transform, block_rows, channel_offsets, row_blocks, split_block
+from hs_formats.statistics import SlotStatistics
+from hs_formats.zstd import RawFrame, compressed_frame, huffman_frame
+
+__all__ = ["Facts", "encode"]
+
+Array = npt.NDArray[Any]
+
+_OFFSET_ROWS = 64
+_SAMPLE_WORDS = 1 << 14
+_CODED_BELOW_BITS = 7.8
+"""Above this entropy of a byte the Huffman coder saves less than it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the caller found out about the original while it handed it over."""
+
+    xxh3: str
+    statistics: Sequence[SlotStatistics] = field(default=())
+
+
+def encode(
+    blocks: Iterable[bytes | bytearray | memoryview],
+    layout: Layout,
+    *,
+    codec: str,
+    transform: Transform,
+    facts: Callable[[], Facts] | None = None,
+) -> Iterator[bytes | memoryview]:
+    """The stored file, as pieces to be written one after the other. Each piece stays as it is once yielded.
+
+    Args:
+        blocks: the original in blocks of any size; those that are just the pieces of `layout` are not copied, and each
+            must stay as it is until the next is asked for.
+        layout: of the original.
+        codec: name to be stored.
+        transform: for the floats.
+        facts: called after the last block, where the caller knows them; else the checksum is made here.
+
+    Raises:
+        FormatError: the blocks do not add up to the layout's size.
+    """
+    feed = _Feed(blocks, layout.size, hashing=facts is None)
+    yield head_frame(codec)
+    segments: list[Segment] = []
+    coder: _FloatsCoder | None = None
+    for start, count, floats in layout.pieces():
+        piece = feed.take(count)
+        frames: Iterable[bytes | memoryview]
+        if floats is None:
+            segment = segments[-1] if segments else None
+            if not isinstance(segment, OpaqueSegment):
+                segment = OpaqueSegment(start=start, stop=start, chunk_bytes=OPAQUE_BYTES, frames=[])
+                segments.append(segment)
+            segments[-1] = OpaqueSegment(
+                start=segment.start, stop=start + count, chunk_bytes=OPAQUE_BYTES, frames=segment.frames
+            )
+            frames = [compressed_frame(piece)]
+        else:
+            if coder is None or coder.floats is not floats:
+                coder = _FloatsCoder(floats, transform)
+                segments.append(coder.segment)
+            frames = coder.frames(piece)
+        lengths = segments[-1].frames
+        for frame in frames:
+            lengths.append(len(frame))
+            yield frame
+    feed.end()
+    known = Facts(feed.xxh3()) if facts is None else facts()
+    yield tail_frame(
+        Index(codec=codec, size=layout.size, xxh3=known.xxh3, segments=segments, statistics=list(known.statistics))
+    )
+
+
+class _Feed:
+    """Blocks of any size, given out in the sizes that are wanted."""
+
+    def __init__(self, blocks: Iterable[bytes | bytearray | memoryview], size: int, *, hashing: bool) -> None:
+        self._blocks = iter(blocks)
+        self._size = size
+        self._rest = memoryview(b"")
+        self._seen = 0
+        self._digest = XXH3() if hashing else None
+
+    def _next(self) -> bool:
+        for block in self._blocks:
+            self._rest = memoryview(block).cast("B")
+            self._seen += len(self._rest)
+            if self._digest is not None:
+                self._digest.update(self._rest)
+            if len(self._rest):
+                return True
+        return False
+
+    def take(self, count: int) -> memoryview:
+        """The next `count` bytes."""
+        if not len(self._rest):
+            self._next()
+        if len(self._rest) >= count:
+            piece, self._rest = self._rest[:count], self._rest[count:]
+            return piece
+        gathered, at = bytearray(count), 0
+        while at < count:
+            if not len(self._rest) and not self._next():
+                raise FormatError(f"{self._seen} bytes to compress where {self._size} were announced")
+            part = self._rest[: count - at]
+            gathered[at : at + len(part)] = part
+            at += len(part)
+            self._rest = self._rest[len(part) :]
+        return memoryview(gathered)
+
+    def end(self) -> None:
+        """Raise FormatError if anything is left."""
+        if len(self._rest) or self._next():
+            raise FormatError(f"{self._seen} bytes to compress where {self._size} were announced")
+
+    def xxh3(self) -> str:
+        """Of all bytes."""
+        return "" if self._digest is None else self._digest.hexdigest()
+
+
+class _FloatsCoder:
+    """One tensor, group by group."""
+
+    def __init__(self, floats: Floats, transform: Transform) -> None:
+        self.floats = floats
+        self.segment = FloatsSegment(
+            start=floats.start, dtype=floats.dtype, rows=floats.rows, slots=floats.slots, channels=floats.channels,
+            transform=transform, group_rows=min(floats.group_rows, floats.rows), frames=[],
+        )  # fmt: skip
+        self._offsets: Array | None = None
+
+    def frames(self, piece: memoryview) -> Iterator[bytes | memoryview]:
+        """Frames of a group of whole rows."""
+        floats = self.floats
+        words = np.frombuffer(piece, floats.words.dtype).reshape(-1, floats.slots, floats.channels)
+        if self.segment.has_offsets and self._offsets is None:
+            sample = words[_spread(len(words), _OFFSET_ROWS)]
+            self._offsets = np.stack(
+                [channel_offsets(sample[:, slot], floats.words, rows=floats.rows) for slot in range(floats.slots)]
+            )
+            yield huffman_frame(byte_planes(self._offsets))
+        for slot in range(floats.slots):
+            yield from self._chunk(words[:, slot], None if self._offsets is None else self._offsets[slot])
+
+    def _chunk(self, words: Array, offsets: Array | None) -> Iterator[bytes | memoryview]:
+        rows, channels = words.shape
+        count, kind = self.floats.words.itemsize, self.floats.words
+        coded = self._worth_coding(words, offsets)
+        step_bytes = block_rows(channels) * channels
+        raw = [None if worth else RawFrame(rows * channels, step_bytes) for worth in coded]
+        whole = [np.empty((rows, channels), np.uint8) if worth else None for worth in coded]
+        for number, (start, stop) in enumerate(row_blocks(rows, channels)):
+            planes: list[Array] = []
+            for plane in range(count):
+                frame, array = raw[plane], whole[plane]
+                if frame is not None:
+                    planes.append(np.frombuffer(frame.blocks[number], np.uint8).reshape(stop - start, channels))
+                elif array is not None:
+                    planes.append(array[start:stop])
+            split_block(words[start:stop], kind, offsets, planes)
+        for frame, array in zip(raw, whole, strict=True):
+            if frame is not None:
+                yield frame.close()
+            elif array is not None:
+                yield huffman_frame(array.data)
+
+    def _worth_coding(self, words: Array, offsets: Array | None) -> list[bool]:
+        sample = words[_spread(len(words), max(1, _SAMPLE_WORDS // words.shape[1]))]
+        planes = [np.empty(sample.shape, np.uint8) for _ in range(self.floats.words.itemsize)]
+        split_block(sample, self.floats.words, offsets, planes)
+        return [entropy_bits(plane) < _CODED_BELOW_BITS for plane in planes]
+
+
+def _spread(rows: int, count: int) -> slice:
+    """About `count` of `rows` rows, evenly."""
+    return slice(0, None, max(1, rows // count))
+
+
+def entropy_bits(plane: Array) -> float:
+    """Bits a byte that a perfect coder of single bytes needs."""
+    counts = np.bincount(plane.ravel(), minlength=256)
+    counts = counts[counts > 0]
+    return math.log2(plane.size) - float((counts * np.log2(counts)).sum()) / plane.size
+
+
+def byte_planes(words: Array) -> bytes:
+    """Bytes of `words`, all most significant ones first."""
+    itemsize = words.dtype.itemsize
+    return np.ascontiguousarray(words.view(np.uint8).reshape(-1, itemsize)[:, ::-1].T).tobytes()
