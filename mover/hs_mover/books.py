@@ -17,14 +17,13 @@ import msgspec
 import xxhash
 
 from hs_formats.dataset import DatasetInfo, DatasetPaths
-from hs_formats.durable import fsync_folder
 from hs_formats.errors import FormatError
 from hs_formats.jsonl import AppendLog
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, part_prefix, run_of_rid
-from hs_mover.task import Known, Outcome, Reference
+from hs_mover.task import Known, Reference
 
-__all__ = ["Books", "ChunkKey", "chunk_key", "name_hash", "noted_names", "run_lines", "sync_folders"]
+__all__ = ["Books", "ChunkKey", "chunk_key", "name_hash", "noted_names", "run_lines"]
 
 ChunkKey = tuple[str, int, int]
 """rid, start and stop: what the parts of all ranks of one chunk share."""
@@ -89,16 +88,6 @@ def noted_names(paths: DatasetPaths, runs: Collection[str], *, turn: Callable[[]
                 if names is not None and text.endswith(b"\n"):
                     names.append(name_hash(line.part))
     return found
-
-
-def sync_folders(outcomes: Iterable[Outcome]) -> None:
-    """Make what the outcomes' folders list durable; comes before the commit of their lines.
-
-    Raises:
-        OSError: a folder is gone or its disk fails.
-    """
-    for folder in dict.fromkeys(folder for outcome in outcomes for folder in outcome.folders):
-        fsync_folder(folder)
 
 
 def _sync_file(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Reads a part once, in bounded blocks: its checksums, and the checks of its content that cost next to nothing.
+"""Reads a part once, in the pieces its codec takes: its checksums, statistics, and checks that cost next to nothing.
 
-Blocks of hidden states hold whole vectors (the H channels of one token in one slot), so that each check is a few numpy
-calls over bit patterns: a float is NaN or infinite when its exponent bits are all ones, a vector is dead when all its
+Pieces of hidden states hold whole rows, so that each check is a few numpy calls over bit patterns: a float is NaN or
+infinite when its exponent bits are all ones, a vector (the H channels of one token in one slot) is dead when all its
 channels are equal. Nothing is mapped or unpickled: a file that shrinks meanwhile is an error, not a signal.
 """
 
@@ -14,14 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hs_formats.container import TensorSpan
 from hs_formats.hashing import XXH3
+from hs_formats.layout import Layout, part_layout
 from hs_formats.part import PartInfo
+from hs_formats.statistics import StatesStatistics
+from hs_formats.stored import Facts
 
-__all__ = ["BLOCK_BYTES", "BadPart", "PartDigest", "SourceChanged", "read_blocks"]
+__all__ = ["BadPart", "PartDigest", "ReadInto", "SourceChanged", "read_pieces"]
 
-ReadAt = Callable[[int, int], bytes]
+ReadInto = Callable[[memoryview, int], int]
+"""Reads into a buffer (first) from an offset (second) on, and says how many bytes came: 0 at the end."""
 
-BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_ID_BYTES = 8
 
 _PROBE_CHANNELS = 8
 """Channels compared first; only vectors that are equal in these are looked at whole."""
@@ -37,16 +43,15 @@ class SourceChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Bits:
-    unsigned: str
-    signed: str
-    sign: int
+    word: str
+    magnitude: int
     infinity: int
 
 
 _BITS = {
-    "bfloat16": _Bits("<u2", "<i2", 0x8000, 0x7F80),
-    "float16": _Bits("<u2", "<i2", 0x8000, 0x7C00),
-    "float32": _Bits("<u4", "<i4", 0x80000000, 0x7F800000),
+    "bfloat16": _Bits("<u2", 0x7FFF, 0x7F80),
+    "float16": _Bits("<u2", 0x7FFF, 0x7C00),
+    "float32": _Bits("<u4", 0x7FFFFFFF, 0x7F800000),
 }
 
 
@@ -54,6 +59,9 @@ class PartDigest:
     """Checksums and findings of one pass over a part.
 
     `problem` is "" or the first thing wrong with the content, with the token and the slot.
+
+    Args:
+        info: of a part whose dtype is known here; None for a file of unknown layout, which is only hashed.
     """
 
     def __init__(self, info: PartInfo | None) -> None:
@@ -62,7 +70,12 @@ class PartDigest:
         self._file = XXH3()
         self._rows = XXH3()
         self._ids = XXH3()
+        self._cut_id = b""
         self._vectors = 0
+        self._statistics: StatesStatistics | None = None
+        if info is not None:
+            rows, slots, channels = info.hidden_states.spec.shape
+            self._statistics = StatesStatistics(info.meta.dtype, rows, slots, channels)
 
     @property
     def xxh3(self) -> str:
@@ -79,29 +92,44 @@ class PartDigest:
         """Of the int64 token ids; "" for a file whose layout is unknown."""
         return "" if self.info is None else self._ids.hexdigest()
 
-    def other(self, block: bytes) -> None:
-        """Bytes between the tensors."""
-        self._file.update(block)
+    def facts(self) -> Facts:
+        """What codecs keep of it, once the file was read to its end."""
+        return Facts(self.xxh3, [] if self._statistics is None else self._statistics.result())
 
-    def ids(self, block: bytes) -> None:
-        """Token ids, whole int64 values."""
-        self._file.update(block)
-        self._ids.update(block)
-        if not self.problem and block:
-            least = int(np.frombuffer(block, "<i8").min())
-            if least < 0:
-                self.problem = f"token id {least} is negative"
+    def layout(self, size_bytes: int) -> Layout:
+        """The pieces to read a file of `size_bytes` in."""
+        return Layout(size_bytes) if self.info is None else part_layout(self.info, size_bytes)
 
-    def rows(self, block: bytes) -> None:
-        """Hidden states, whole vectors."""
-        self._file.update(block)
-        self._rows.update(block)
-        info = self.info
-        if info is None or self.problem:
+    def add(self, start: int, piece: memoryview, *, states: bool) -> None:
+        """The next bytes of the file, which begin at `start`; `states`: they are whole rows of hidden states."""
+        self._file.update(piece)
+        if self.info is None:
             return
+        if states:
+            self._rows.update(piece)
+            self._look(piece)
+        else:
+            self._add_ids(_overlap(start, piece, self.info.input_ids))
+
+    def _add_ids(self, part: memoryview) -> None:
+        if not len(part):
+            return
+        self._ids.update(part)
+        data = self._cut_id + bytes(part)
+        whole = len(data) // _ID_BYTES * _ID_BYTES
+        self._cut_id = data[whole:]
+        least = int(np.frombuffer(data[:whole], "<i8").min(initial=0))
+        if least < 0 and not self.problem:
+            self.problem = f"token id {least} is negative"
+
+    def _look(self, piece: memoryview) -> None:
+        info, statistics = self.info, self._statistics
+        if info is None or statistics is None or self.problem:
+            return
+        statistics.add(piece)
         bits = _BITS[info.meta.dtype]
-        vectors = np.frombuffer(block, bits.unsigned).reshape(-1, info.meta.hidden_size)
-        found = _first_bad(vectors, bits)
+        vectors = np.frombuffer(piece, bits.word).reshape(-1, info.meta.hidden_size)
+        found = _first_bad(vectors, bits, finite=statistics.finite)
         if found is not None:
             at, what = found
             row, slot = divmod(self._vectors + at, info.meta.slots)
@@ -109,12 +137,15 @@ class PartDigest:
         self._vectors += len(vectors)
 
 
-def _first_bad(vectors: npt.NDArray[Any], bits: _Bits) -> tuple[int, str] | None:
-    magnitude = vectors.dtype.type(bits.sign - 1)
-    # Of the bit patterns, the largest as a signed number is the largest positive float, and the largest as an unsigned
-    # number the largest negative one; two reductions, and no copy.
-    most, least = int(vectors.view(bits.signed).max(initial=0)), int(vectors.max(initial=0))
-    if most >= bits.infinity or least >= bits.infinity | bits.sign:
+def _overlap(start: int, piece: memoryview, span: TensorSpan) -> memoryview:
+    first = max(0, span.offset - start)
+    last = max(first, min(len(piece), span.offset + span.spec.nbytes - start))
+    return piece[first:last]
+
+
+def _first_bad(vectors: npt.NDArray[Any], bits: _Bits, *, finite: bool) -> tuple[int, str] | None:
+    magnitude = vectors.dtype.type(bits.magnitude)
+    if not finite:
         magnitudes = (vectors & magnitude).max(axis=1)
         at = int((magnitudes >= bits.infinity).argmax())
         return at, "NaN" if int(magnitudes[at]) > bits.infinity else "infinite"
@@ -128,52 +159,34 @@ def _first_bad(vectors: npt.NDArray[Any], bits: _Bits) -> tuple[int, str] | None
     return None
 
 
-def _read_exactly(read_at: ReadAt, offset: int, count: int) -> Iterator[bytes]:
-    while count:
-        block = read_at(offset, count)
-        if not block:
-            raise SourceChanged(f"the file ends at byte {offset}")
-        yield block
-        offset += len(block)
-        count -= len(block)
+def read_pieces(
+    read_into: ReadInto, size_bytes: int, digest: PartDigest, *, pace: Callable[[int], None]
+) -> Iterator[memoryview]:
+    """The file's bytes in order, in the pieces of `PartDigest.layout`, each fed to `digest` first.
 
-
-def read_blocks(
-    read_at: ReadAt, size_bytes: int, digest: PartDigest, *, pace: Callable[[int], None]
-) -> Iterator[bytes]:
-    """The file's bytes in order, each block fed to `digest` first.
+    A piece must be used before the next is asked for: they share their memory.
 
     Args:
-        read_at: gives at most so many bytes (second) from an offset (first), like ``os.pread``.
+        read_into: like ``os.preadv`` with one buffer.
         size_bytes: of the file.
-        digest: takes the blocks.
-        pace: called with the size of each block before it is read.
+        digest: takes the pieces.
+        pace: called with a count of bytes before so many are read.
 
     Raises:
         SourceChanged: the file is shorter than `size_bytes`.
         OSError: it cannot be read.
     """
-    info = digest.info
-    spans: list[tuple[int, int, int, Callable[[bytes], None]]] = []
-    if info is not None:
-        states, ids = info.hidden_states, info.input_ids
-        vector_bytes = states.spec.nbytes // (states.spec.shape[0] * states.spec.shape[1])
-        step = max(vector_bytes, BLOCK_BYTES // vector_bytes * vector_bytes)
-        spans = [
-            (ids.offset, ids.spec.nbytes, BLOCK_BYTES, digest.ids),
-            (states.offset, states.spec.nbytes, step, digest.rows),
-        ]
-        spans.sort(key=lambda span: span[0])
-    at = 0
-    for offset, length, step, feed in [*spans, (size_bytes, 0, 1, digest.other)]:
-        for start, stop, size, use in (
-            (at, offset, BLOCK_BYTES, digest.other),
-            (offset, offset + length, step, feed),
-        ):
-            for begin in range(start, stop, size):
-                count = min(size, stop - begin)
-                pace(count)
-                block = b"".join(_read_exactly(read_at, begin, count))
-                use(block)
-                yield block
-        at = offset + length
+    layout = digest.layout(size_bytes)
+    buffer = memoryview(bytearray(max((count for _, count, _ in layout.pieces()), default=0)))
+    for start, count, floats in layout.pieces():
+        at = 0
+        while at < count:
+            wanted = min(_READ_BYTES, count - at)
+            pace(wanted)
+            got = read_into(buffer[at : at + wanted], start + at)
+            if not got:
+                raise SourceChanged(f"the file ends at byte {start + at}")
+            at += got
+        piece = buffer[:count]
+        digest.add(start, piece, states=floats is not None)
+        yield piece

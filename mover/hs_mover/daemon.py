@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +16,7 @@ from hs_formats.errors import FormatError, PreflightError, StorageError
 from hs_mover.config import MoverConfig, mover_id
 from hs_mover.destination import Destination, explain
 from hs_mover.lane import Lane
-from hs_mover.pace import Pace
+from hs_mover.shared import share
 
 __all__ = ["run_mover"]
 
@@ -42,10 +41,9 @@ def run_mover(config: MoverConfig) -> None:
         StorageError: with ``once``, parts are left.
     """
     destination = _open_destination(config)
-    pace = Pace(config.limit_bytes_per_s)
     stop = threading.Event()
-    with ThreadPoolExecutor(config.threads, thread_name_prefix="part") as pool:
-        lanes = [Lane(src, config, destination, pool=pool, pace=pace) for src in config.sources]
+    with share(config) as shared:
+        lanes = [Lane(src, config, destination, shared) for src in config.sources]
         started: list[Lane] = []
         previous = _on_signals(stop)
         try:
@@ -62,7 +60,7 @@ def run_mover(config: MoverConfig) -> None:
                 )
             _wait(lanes, stop)
         finally:
-            pace.lift()
+            shared.pace.lift()
             for lane in started:
                 lane.request_stop()
             for lane in started:

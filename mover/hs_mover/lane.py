@@ -14,7 +14,6 @@ import threading
 import time
 from array import array
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +22,18 @@ from hs_formats.control import ControlFolder, now_s
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.stored import CODECS
 from hs_mover.backlog import Backlog, Waiting
-from hs_mover.books import Books, sync_folders
+from hs_mover.books import Books
 from hs_mover.checks import SourceChanged
 from hs_mover.config import MoverConfig, mover_id
 from hs_mover.destination import Destination
 from hs_mover.heartbeat import Gauges, Heartbeat
 from hs_mover.housekeeping import ForeignNames, LeftAloneFiles, StaleTemporaries
 from hs_mover.lock import ScratchLock
-from hs_mover.pace import Pace
 from hs_mover.recover import recover_run, sweep_unclaimed
 from hs_mover.registry import Registry
 from hs_mover.scan import list_scratch
+from hs_mover.shared import Shared
+from hs_mover.syncer import MAX_GROUP
 from hs_mover.task import Identity, LeftAlone, Outcome, SourceError, Task
 from hs_mover.trouble import Trouble
 from hs_mover.watch import FolderWatch
@@ -53,6 +53,7 @@ _LEAST_PAUSE_S = 0.002
 _SCAN_PAUSE_S = 0.02
 _SCAN_SHARE = 10  # scanning takes at most a tenth of the time, however many files there are
 _BUDGET_BYTES = 1 << 30
+_BUDGET_PARTS = 2 * MAX_GROUP  # as many are encoded while as many are synced
 _READ_ATTEMPTS = 5
 _READ_RETRY_S = 1.0
 _REPORT_S = 60.0
@@ -64,9 +65,7 @@ class Lane:
     After the end `error` holds what went wrong, `unmoved` how many parts ``once`` had to leave.
     """
 
-    def __init__(
-        self, src: Path, config: MoverConfig, destination: Destination, *, pool: ThreadPoolExecutor, pace: Pace
-    ) -> None:
+    def __init__(self, src: Path, config: MoverConfig, destination: Destination, shared: Shared) -> None:
         self.control = ControlFolder(src)
         self.mover_id = mover_id(src)
         self.gauges = Gauges(last_progress_s=now_s())
@@ -74,12 +73,13 @@ class Lane:
         self.unmoved = 0
         self._config = config
         self._destination = destination
-        self._pace = pace
+        self._shared = shared
         self._codec = CODECS[config.codec]
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._workers = Workers(pool, wake=self._wake.set)
-        self._backlog = Backlog(budget_bytes=_BUDGET_BYTES // len(config.sources), budget_parts=2 * config.threads)
+        self._workers = Workers(shared.pool, shared.syncer, wake=self._wake.set)
+        lanes = len(config.sources)
+        self._backlog = Backlog(budget_bytes=_BUDGET_BYTES // lanes, budget_parts=max(1, _BUDGET_PARTS // lanes))
         self._registry = Registry(self.control, destination, self.mover_id)
         self._trouble = Trouble(destination.root)
         self._unrecovered: list[str] | None = None
@@ -311,7 +311,8 @@ class Lane:
             known=None if books is None else books.known(name),
             reference=None if books is None else books.reference(name),
             expected=None if books is None else books.info(),
-            pace=self._pace.take,
+            pace=self._shared.wait_for_pace,
+            meter=self._shared.meter,
             find_line=None if books is None else books.find,
         )
 
@@ -372,7 +373,6 @@ class Lane:
             groups[books].append((part, outcome))
         for books, group in groups.items():
             try:
-                sync_folders(outcome for _, outcome in group)
                 if books is not None:
                     books.commit([outcome.line for _, outcome in group if outcome.line is not None])
             except OSError as error:

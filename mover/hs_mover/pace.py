@@ -23,18 +23,20 @@ class Pace:
         self._at_s = time.monotonic()
         self._lifted = threading.Event()
 
-    def take(self, count: int) -> None:
-        """Wait for the right to read `count` bytes."""
+    def take(self, count: int) -> float:
+        """Wait for the right to read `count` bytes; returns the seconds waited."""
         if self._rate is None or self._lifted.is_set():
-            return
+            return 0.0
         with self._lock:
             now_s = time.monotonic()
             self._tokens = min(self._rate * _BURST_S, self._tokens + (now_s - self._at_s) * self._rate)
             self._at_s = now_s
             self._tokens -= count
             wait_s = -self._tokens / self._rate
-        if wait_s > 0:
-            self._lifted.wait(wait_s)
+        if wait_s <= 0:
+            return 0.0
+        self._lifted.wait(wait_s)
+        return time.monotonic() - now_s
 
     def lift(self) -> None:
         """Let everybody go on at once: the mover is stopping and finishes what it has in hand."""

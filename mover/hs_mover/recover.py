@@ -16,11 +16,12 @@ from hs_formats.errors import FormatError
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_formats.part import inspect_part
-from hs_formats.stored import codec_of, read_stored
+from hs_formats.stored import codec_of, read_stored, stored_codec
 from hs_mover.books import Books, name_hash, run_lines
-from hs_mover.checks import PartDigest, read_blocks
+from hs_mover.checks import PartDigest, read_pieces
 from hs_mover.destination import Destination
-from hs_mover.store import manifest_line, temporary_suffix
+from hs_mover.store import manifest_line
+from hs_mover.written import temporary_suffix
 
 __all__ = ["adoptable", "recover_run", "stored_part", "sweep_unclaimed"]
 
@@ -104,7 +105,12 @@ def stored_part(paths: DatasetPaths, name: PartName, path: Path) -> ManifestLine
     data = read_stored(path)
     info = inspect_part(io.BytesIO(data), name)
     digest = PartDigest(info)
-    for _ in read_blocks(lambda at, count: data[at : at + count], len(data), digest, pace=lambda _: None):
+
+    def read_into(into: memoryview, at: int) -> int:
+        into[:] = data[at : at + len(into)]
+        return len(into)
+
+    for _ in read_pieces(read_into, len(data), digest, pace=lambda _: None):
         pass
     if digest.problem:
         raise FormatError(digest.problem)
@@ -114,7 +120,7 @@ def stored_part(paths: DatasetPaths, name: PartName, path: Path) -> ManifestLine
         digest,
         info,
         raw_bytes=len(data),
-        codec=codec_of(path.name).name,
+        codec=stored_codec(path),
         path=str(path.relative_to(paths.root)),
         stored_bytes=path.stat().st_size,
         flags=["adopted"],

@@ -1,8 +1,8 @@
 """What one worker does with one part: open, check, encode, store under its final name, or quarantine it.
 
-Nothing here is shared between threads. The folder of a stored file is made durable later, together with others, before
-the manifest line is written; until then the source stays where it is, so a crash or an error at any point only means
-that the same part is looked at again.
+Nothing here is shared between threads. A stored file is left under a temporary name, to be made durable and put in
+place together with others (`hs_mover.syncer`) before the manifest line is written; until then the source stays where
+it is, so a crash or an error at any point only means that the same part is looked at again.
 """
 
 from __future__ import annotations
@@ -10,65 +10,29 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 import zipfile
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hs_formats.durable import write_all
 from hs_formats.errors import FormatError
 from hs_formats.hashing import xxh3_hex
+from hs_formats.layout import Floats
 from hs_formats.manifest import ManifestLine, PartStatus
 from hs_formats.names import PartName
 from hs_formats.part import PartInfo, PartMeta, inspect_part
 from hs_formats.stored import read_stored
-from hs_mover.checks import BadPart, PartDigest, SourceChanged, read_blocks
+from hs_mover.checks import BadPart, PartDigest, SourceChanged, read_pieces
 from hs_mover.task import Identity, Known, LeftAlone, Outcome, Reference, SourceError, Task
+from hs_mover.written import Written, drop, put_in_place, sync_file, write_file
 
 __all__ = [
     "manifest_line",
     "run_task",
-    "temporary_suffix",
-    "write_file",
 ]
 
 _FLOATS = ("bfloat16", "float16", "float32")
-
-
-def temporary_suffix(mover_id: str) -> str:
-    """How the temporaries of one mover end."""
-    return f".{mover_id}.tmp"
-
-
-def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: str) -> tuple[Path, int]:
-    """Write and fsync a temporary beside `final`; returns it and its size. It is removed again when anything fails.
-
-    Raises:
-        OSError: the destination failed.
-    """
-    temporary = final.with_name(f".{final.name}{temporary_suffix(mover_id)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        fd = os.open(temporary, flags, 0o644)
-    except FileExistsError:  # left by an earlier life of this mover
-        temporary.unlink()
-        fd = os.open(temporary, flags, 0o644)
-    written = 0
-    try:
-        try:
-            for piece in pieces:
-                written += write_all(fd, [piece])
-            os.fsync(fd)
-            with suppress(OSError):  # nobody reads it soon: leave the page cache to others
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    return temporary, written
 
 
 def run_task(task: Task) -> Outcome:
@@ -78,7 +42,7 @@ def run_task(task: Task) -> Outcome:
         LeftAlone: not a regular file of ours.
         SourceChanged: the file is still being written, or too young to be called bad.
         SourceError: the source cannot be read.
-        OSError: the destination failed; nothing of the part is left there except, maybe, the whole final file.
+        OSError: the destination failed; nothing of the part is left there.
     """
     try:
         fd = os.open(task.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,7 +100,9 @@ class _Work:
         except (NotImplementedError, RuntimeError, OverflowError, zipfile.LargeZipFile, OSError) as error:
             # Damaged directories lead zipfile astray in many ways: unknown versions, encryption, offsets before 0.
             raise BadPart(f"not a whole zip file: {error}") from error
-        if info.meta.dtype not in _FLOATS or info.meta.hidden_size < 1:
+        if info.meta.dtype not in _FLOATS or not Floats.codable(
+            info.meta.dtype, info.meta.slots, info.meta.hidden_size
+        ):
             raise BadPart(f"hidden states of {info.meta.dtype} with {info.meta.hidden_size} channels")
         return info
 
@@ -152,16 +118,19 @@ class _Work:
             if mine != theirs:
                 raise BadPart(f"{what} {mine} where the dataset has {theirs}")
 
-    def _blocks(self, digest: PartDigest, *, paced: bool = True) -> Iterable[bytes]:
+    def _pieces(self, digest: PartDigest, *, paced: bool = True) -> Iterable[memoryview]:
         try:
             pace = self.task.pace if paced else _no_pace
-            yield from read_blocks(lambda at, count: os.pread(self.fd, count, at), self.size, digest, pace=pace)
+            yield from read_pieces(lambda into, at: os.preadv(self.fd, [into], at), self.size, digest, pace=pace)
         except OSError as error:
             raise SourceError(str(error)) from error
 
     def _read_through(self, digest: PartDigest) -> None:
-        for _ in self._blocks(digest):
-            pass
+        lap_s = time.monotonic()
+        for _ in self._pieces(digest):
+            read_s = time.monotonic()
+            self.task.meter.add(encoding_s=read_s - lap_s)
+            lap_s = read_s
         self._unchanged()
 
     def _unchanged(self) -> None:
@@ -180,20 +149,20 @@ class _Work:
 
     def _store(self, final: Path, relative: str, digest: PartDigest, info: PartInfo) -> Outcome:
         self.task.destination.make(final.parent)
-        temporary, stored_bytes = write_file(
-            final, self.task.codec.encode(self._blocks(digest), self.size), mover_id=self.task.mover_id
-        )
+        encode, layout = self.task.codec.encode, digest.layout(self.size)
+        written = self._write(final, encode(self._pieces(digest), self.size, layout=layout, facts=digest.facts))
         try:
             self._unchanged()
-            if digest.problem:
-                temporary.unlink()
-                return self._bad(digest.problem, digest, info)
-            temporary.rename(final)
         except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
+            drop(written)
             raise
-        return self._outcome("stored", digest, info, path=relative, stored_bytes=stored_bytes, folder=final.parent)
+        if digest.problem:
+            drop(written)
+            return self._bad(digest.problem, digest, info)
+        return self._outcome("stored", digest, info, path=relative, written=written, folder=final.parent)
+
+    def _write(self, final: Path, pieces: Iterable[bytes | memoryview]) -> Written:
+        return write_file(final, pieces, mover_id=self.task.mover_id, meter=self.task.meter)
 
     def _adopt(self, final: Path, relative: str, digest: PartDigest, info: PartInfo) -> Outcome:
         """A final file without a line: ours, from before a crash."""
@@ -249,7 +218,7 @@ class _Work:
         """Keep the bytes as they are, beside a note that says why."""
         paths, name, known = self.task.paths, self.task.name, self.task.known
         digest = PartDigest(info)
-        for _ in self._blocks(digest, paced=False):
+        for _ in self._pieces(digest, paced=False):
             pass
         self._unchanged()
         if known is not None and known.xxh3 == digest.xxh3:
@@ -292,10 +261,15 @@ class _Work:
         text = json.dumps(note, indent=1).encode() + b"\n"
         for final, pieces in (
             (kept.with_name(f"{kept.name}.reason.json"), [text]),
-            (kept, self._blocks(PartDigest(None), paced=False)),
+            (kept, self._pieces(PartDigest(None), paced=False)),
         ):
-            temporary, _ = write_file(final, pieces, mover_id=self.task.mover_id)
-            temporary.rename(final)
+            written = self._write(final, pieces)
+            try:
+                sync_file(written)
+            except OSError:
+                drop(written)
+                raise
+            put_in_place(written)
 
     def _outcome(
         self,
@@ -305,10 +279,13 @@ class _Work:
         *,
         path: str = "",
         stored_bytes: int = 0,
+        written: Written | None = None,
         folder: Path | None = None,
         reason: str = "",
         flags: list[str] | None = None,
     ) -> Outcome:
+        if written is not None:
+            stored_bytes = written.size_bytes
         line = manifest_line(
             self.task.name, status, digest, info, raw_bytes=self.size, codec=self.task.codec.name, path=path,
             stored_bytes=stored_bytes, reason=reason, flags=flags,
@@ -317,6 +294,7 @@ class _Work:
             identity=self.identity,
             line=line if self.task.paths is not None else None,
             claimed=self.task.paths is not None,
+            written=written,
             folders=() if folder is None else (folder,),
             note=reason or status,
             quarantined=status == "quarantined",

@@ -12,6 +12,8 @@ from hs_formats.manifest import ManifestLine, PartStatus
 from hs_formats.names import PartName
 from hs_formats.stored import Codec
 from hs_mover.destination import Destination
+from hs_mover.meter import Meter
+from hs_mover.written import Written
 
 __all__ = ["Identity", "Known", "LeftAlone", "Outcome", "Reference", "SourceError", "Task"]
 
@@ -72,12 +74,14 @@ class Task:
     reference: Reference | None
     expected: DatasetInfo | None
     pace: Callable[[int], None]
+    meter: Meter
     find_line: Callable[[PartName], Known | None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is left to do: make `folders` durable, append `line` if there is one, then unlink the source.
+    """What is left to do: make `written` durable and put it in place, then `folders`; append `line` if there is one;
+    then unlink the source.
 
     `claimed`: the part belongs to a dataset. `note` says for the log what became of it.
     """
@@ -85,6 +89,7 @@ class Outcome:
     identity: Identity
     line: ManifestLine | None
     claimed: bool = True
+    written: Written | None = None
     folders: tuple[Path, ...] = ()
     note: str = ""
     quarantined: bool = False

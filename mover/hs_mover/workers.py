@@ -1,4 +1,4 @@
-"""The worker threads as one lane sees them: parts go in with a task, results come out in any order."""
+"""The worker threads as one lane sees them: parts go in with a task, results come out in any order, durable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hs_mover.backlog import Waiting
 from hs_mover.store import run_task
+from hs_mover.syncer import Syncer
 from hs_mover.task import Outcome, Task
 
 __all__ = ["Result", "Workers"]
@@ -24,10 +25,12 @@ class Result:
 
 
 class Workers:
-    """Hands tasks to a shared pool and calls `wake`, from a worker's thread, for each result."""
+    """Hands tasks to a shared pool, what they have written to `syncer`, and calls `wake`, from another thread, for each
+    result."""
 
-    def __init__(self, pool: ThreadPoolExecutor, *, wake: Callable[[], None]) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, syncer: Syncer, *, wake: Callable[[], None]) -> None:
         self._pool = pool
+        self._syncer = syncer
         self._wake = wake
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._futures: dict[Future[None], Waiting] = {}
@@ -52,8 +55,19 @@ class Workers:
 
     def _work(self, part: Waiting, task: Task) -> None:
         try:
-            result = Result(part, outcome=run_task(task))
+            outcome = run_task(task)
         except Exception as error:  # noqa: BLE001 - looked at in the lane's own thread
-            result = Result(part, error=error)
+            self._report(Result(part, error=error))
+            return
+        if outcome.written is None and not outcome.folders:
+            self._report(Result(part, outcome=outcome))
+            return
+
+        def done(error: Exception | None) -> None:
+            self._report(Result(part, outcome=outcome if error is None else None, error=error))
+
+        self._syncer.submit(outcome, done)
+
+    def _report(self, result: Result) -> None:
         self._results.put(result)
         self._wake()

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hs_formats.names import PartName
 from hs_formats.stored import CODECS, read_stored
 from hs_mover.destination import Destination
+from hs_mover.meter import Meter
 from hs_mover.store import run_task
 from hs_mover.task import Task
+from hs_mover.written import put_in_place
 from parts import make_part, part_name
 
 RID = "hs-00c0ffee-00000001-00"
@@ -34,9 +36,12 @@ def deal(folders: tuple[Path, Path], data: bytes) -> tuple[str, str, bytes]:
     paths = destination.dataset("set")
     task = Task(
         source=source, name=NAME, destination=destination, paths=paths, codec=CODECS["zstd"], mover_id="m",
-        settled=True, known=None, reference=None, expected=None, pace=lambda _: None, find_line=None,
+        settled=True, known=None, reference=None, expected=None, pace=lambda _: None, meter=Meter(),
+        find_line=None,
     )  # fmt: skip
     outcome = run_task(task)
+    if outcome.written is not None:
+        put_in_place(outcome.written)
     assert outcome.line is not None
     kept = paths.stored_file(outcome.line.path)
     content = read_stored(kept) if outcome.line.status == "stored" else kept.read_bytes()

@@ -14,7 +14,7 @@ from hs_formats.errors import UsageError
 from hs_formats.names import PartName
 from hs_mover.backlog import Backlog, Waiting
 from hs_mover.cgroups import Mounts, find_mounts, host_memory, in_memory, memory_groups, process_folders
-from hs_mover.checks import PartDigest, read_blocks
+from hs_mover.checks import PartDigest, read_pieces
 from hs_mover.config import MoverConfig, mover_id, parse_size
 from hs_mover.headroom import FillHold, MemoryGroup, Space, default_reserve, headroom
 from hs_mover.pace import Pace
@@ -268,10 +268,14 @@ def test_checks_agree_with_numpy(rows: int, hidden: int, slots: int, dtype: str,
     )
     info = inspect_part(io.BytesIO(content), PartName.parse(part_name(rid, 0, rows, rows)))
     digest = PartDigest(info)
-    blocks = list(
-        read_blocks(lambda at, count: content[at : at + min(count, 100)], len(content), digest, pace=lambda _: None)
-    )
-    assert b"".join(blocks) == content
+
+    def read_into(into: memoryview, at: int) -> int:
+        count = min(len(into), 100)
+        into[:count] = content[at : at + count]
+        return count
+
+    pieces = [bytes(piece) for piece in read_pieces(read_into, len(content), digest, pace=lambda _: None)]
+    assert b"".join(pieces) == content
     if dtype == "bfloat16":
         values = (states.astype("<u4") << 16).view("<f4")
     else:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hs_mover.config import MoverConfig
 from hs_mover.daemon import run_mover
 from hs_mover.destination import Destination
 from hs_mover.lane import Lane
-from hs_mover.pace import Pace
+from hs_mover.shared import share
 
 __all__ = [
     "MOVER",
@@ -51,8 +50,8 @@ def mover_thread(src: Path, dst: Path, **changes: Any) -> Iterator[Lane]:
     """A mover that runs on in threads of this process, so that the test can reach into it."""
     config = replace(MoverConfig(sources=(src,), dst=dst, codec="zstd", threads=2), **changes)
     dst.mkdir(exist_ok=True)
-    with ThreadPoolExecutor(config.threads) as pool:
-        lane = Lane(src, config, Destination(dst), pool=pool, pace=Pace(config.limit_bytes_per_s))
+    with share(config) as shared:
+        lane = Lane(src, config, Destination(dst), shared)
         lane.start()
         try:
             yield lane
