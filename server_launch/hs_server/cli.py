@@ -59,6 +59,20 @@ Stops a server that `hs-server launch` started here, in the foreground or detach
 processes is left: first SGLang may finish its requests (20 s), then SIGTERM, then SIGKILL.
 """
 
+_DOCTOR_DESCRIPTION = """\
+Sends a few requests of random tokens to a running server and examines what its capture writes of them: of equal and of
+different lengths, alone and all at once, one over the prefill chunk, two that share a beginning. Every launch does so
+before it calls the server ready, and hs-client before a run where no pass is on record.
+
+It finds: settings that spoil states, a hook that is silent (also on one rank, or for some batches only), rows or
+boundaries missing, token ids or layers that are not those asked for, ranks or passes that disagree, slots that are
+equal, constant or not finite. Other requests may run meanwhile. Exit code 3: something is wrong, and what to change.
+"""
+
+_DOCTOR_EPILOG = """\
+HS_API_KEY is sent to a server that was started with --api-key.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -77,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "launch":
             return _launch(options, pass_through)
+        if options.command == "doctor":
+            return _doctor(options)
         from hs_server import servers
 
         command = servers.status if options.command == "status" else servers.stop
@@ -104,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.add_argument("--port", type=_port, metavar="N", help="the server's port (default: whichever runs)")
+    _add_doctor(commands)
     return parser
 
 
@@ -162,7 +179,44 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
         default="first",
         help="which TP ranks write: the first, all of them a share, or all of them everything (default: %(default)s)",
     )
+    capture.add_argument(
+        "--skip-doctor", action="store_true", help="call it ready without examining what the capture writes"
+    )
     capture.add_argument("--no-capture", action="store_true", help="serve only: the capture stays dormant")
+
+
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="examine what the capture of a running server writes",
+        description=_DOCTOR_DESCRIPTION,
+        epilog=_DOCTOR_EPILOG,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--server", metavar="URL", default="", help="the server (default: the one launched here)")
+    doctor.add_argument("--dump-dir", metavar="D", help="its scratch folder (default: as launched, else as for launch)")
+    doctor.add_argument(
+        "--answer-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="wait for an answer (default: %(default).0f)",
+    )
+    doctor.add_argument(
+        "--part-timeout", type=_seconds, default=15.0, metavar="S", help="and for its parts (default: %(default).0f)"
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from hs_server.doctor.command import DoctorOptions, doctor
+    from hs_server.doctor.session import Times
+
+    times = Times(answer_s=options.answer_timeout, parts_s=options.part_timeout)
+    folder = Path(options.dump_dir) if options.dump_dir else None
+    return doctor(DoctorOptions(server=options.server, dump_dir=folder, times=times), os.environ)
 
 
 def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
@@ -193,7 +247,12 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
         pass_through=pass_through,
     )
     log = Path(options.log) if options.log else None
-    how = LaunchOptions(log=log, detach=options.detach, startup_timeout_s=options.startup_timeout)
+    how = LaunchOptions(
+        log=log,
+        detach=options.detach,
+        startup_timeout_s=options.startup_timeout,
+        doctor=not options.skip_doctor,
+    )
     return launch(request, how, os.environ)
 
 

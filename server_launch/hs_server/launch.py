@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hs_formats.errors import PreflightError, ServerLost, UsageError
+from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.errors import LaunchInterrupted
 from hs_server.plan import make_plan
@@ -51,6 +51,7 @@ class LaunchOptions:
     log: Path | None = None
     detach: bool = False
     startup_timeout_s: float = 1800.0
+    doctor: bool = True
 
 
 class _StopAskedError(Exception):
@@ -96,7 +97,7 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, versio
         _announce(plan, version=version, log=log)
         server = _Server.start(plan, log=log, store=store, tied=not options.detach)
         try:
-            server.wait_ready(timeout_s=options.startup_timeout_s)
+            server.wait_ready(timeout_s=options.startup_timeout_s, doctor=options.doctor)
         except _StopAskedError as asked:
             server.stop()
             raise LaunchInterrupted(signal=asked) from None
@@ -163,12 +164,13 @@ class _Server:
             ) from None
         return server
 
-    def wait_ready(self, *, timeout_s: float) -> None:
-        """Return once SGLang answers and every rank has proved that its capture is armed.
+    def wait_ready(self, *, timeout_s: float, doctor: bool) -> None:
+        """Return once SGLang answers, every rank has proved that its capture is armed, and the doctor has passed it.
 
         Raises:
             ServerLost: SGLang ended or took too long.
-            PreflightError: it answers, but the capture is not armed.
+            PreflightError: it answers, but the capture is not armed, or what it writes is not right.
+            StorageError: scratch has no room for the doctor's requests.
         """
         started = time.monotonic()
         said = started
@@ -186,6 +188,7 @@ class _Server:
                 _say(f"          still starting after {waited_s:.0f} s: {' '.join(log_tail(self._log, lines=1))[:110]}")
             _pause(_POLL_S)
         self._check_armed()
+        self._examine(doctor=doctor)
         self._record = self._store.mark_ready(self._record)
         _say(f"          answers after {time.monotonic() - started:.0f} s")
 
@@ -254,6 +257,24 @@ class _Server:
                 raise PreflightError(why_not_armed(state, self._log))
             _pause(_POLL_S)
         for line in capture_lines(state):
+            _say(line)
+
+    def _examine(self, *, doctor: bool) -> None:
+        capture = self._plan.request.capture
+        if capture is None:
+            return
+        if not doctor:
+            _say("doctor    NOT RUN (--skip-doctor): nobody has seen that the captured states are right")
+            return
+        from hs_server.doctor.command import launched_target
+        from hs_server.doctor.examine import examine, pass_lines
+
+        try:
+            passed = examine(launched_target(self._plan), pause=_pause, say=_say)
+        except HsError:
+            self._check_running("while the doctor examined it")
+            raise
+        for line in pass_lines(passed):
             _say(line)
 
     def _last_lines(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,11 +12,42 @@ import pytest
 
 from hs_server import env
 from hs_server.capture.errors import CaptureRefused
-from hs_server.capture.guards import GUARDS, check_settings
+from hs_server.capture.guards import GUARDS, check_settings, unsafe_settings
 from hs_server.capture.hooks import Hooks
 from hs_server.capture.settings import CaptureSettings
 
-SAFE = {guard.argument: True if guard.argument == "disable_radix_cache" else None for guard in GUARDS}
+# What makes each guard refuse.
+UNSAFE: dict[str, Any] = {
+    "disable_radix_cache": False,
+    "pp_size": 2,
+    "enable_two_batch_overlap": True,
+    "speculative_algorithm": "EAGLE3",
+    "enable_mixed_chunk": True,
+    "enable_attn_tp_input_scattered": True,
+    "enable_layernorm_sp": True,
+    "enable_dp_attention": True,
+    "attn_dp_size": 2,
+    "attn_cp_size": 2,
+    "enable_prefill_cp": True,
+    "dcp_size": 2,
+    "allow_auto_truncate": True,
+    "preferred_sampling_params": {"n": 2, "temperature": 0.5},
+    "disaggregation_mode": "prefill",
+    "enable_pdmux": True,
+    "dllm_algorithm": "LowConfidence",
+    "enable_return_aux_hidden_states": True,
+    "dp_size": 2,
+}
+# SGLang's own defaults, and what is as harmless.
+SAFE: dict[str, Any] = {
+    **dict.fromkeys(UNSAFE),
+    "disable_radix_cache": True,
+    "pp_size": 1,
+    "enable_mixed_chunk": False,
+    "preferred_sampling_params": {"n": 1, "temperature": 0.5},
+    "disaggregation_mode": "null",
+    "dp_size": 1,
+}
 
 
 class Session:
@@ -114,14 +146,30 @@ def test_safe_settings_pass_and_unknown_arguments_are_not_missed() -> None:
     check_settings(SimpleNamespace(disable_radix_cache=True))
 
 
+def test_every_guard_is_in_the_table() -> None:
+    assert [guard.argument for guard in GUARDS] == list(UNSAFE)
+
+
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.argument)
 def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
-    bad = False if guard.argument == "disable_radix_cache" else 2
+    bad = UNSAFE[guard.argument]
     with pytest.raises(CaptureRefused) as refused:
         check_settings(SimpleNamespace(**{**SAFE, guard.argument: bad}))
-    assert guard.argument in str(refused.value)
-    assert guard.reason in str(refused.value)
-    assert guard.remedy in str(refused.value)
+    assert str(refused.value).endswith(f"{guard.argument}={bad}: {guard.reason}; {guard.remedy}")
+    # The same table for a running server, as its /server_info tells.
+    (unsafe,) = unsafe_settings(json.loads(json.dumps({**SAFE, guard.argument: bad, "version": "0.5.20"})))
+    assert (unsafe.argument, unsafe.value, unsafe.reason, unsafe.remedy) == (
+        guard.argument,
+        bad,
+        guard.reason,
+        guard.remedy,
+    )
+
+
+def test_all_unsafe_settings_of_a_running_server_are_named_at_once() -> None:
+    assert [unsafe.argument for unsafe in unsafe_settings(UNSAFE)] == list(UNSAFE)
+    assert unsafe_settings({"preferred_sampling_params": '{"n": 4}'})
+    assert not unsafe_settings({"preferred_sampling_params": "{"})
 
 
 @pytest.mark.parametrize(

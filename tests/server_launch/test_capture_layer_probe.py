@@ -19,7 +19,7 @@ from hs_server.capture.session import CaptureSession
 CANARY = "hs-00000000-00000001-00"
 
 
-class Layer(torch.nn.Module):
+class Layer(torch.nn.Module):  # type: ignore[misc]
     """SGLang's calling convention; writes into its input, as MoE layers do."""
 
     def forward(self, positions: Any, hidden_states: torch.Tensor, forward_batch: Any, residual: Any) -> Any:
@@ -28,7 +28,7 @@ class Layer(torch.nn.Module):
         return torch.randn_like(stream), stream
 
 
-class Odd(torch.nn.Module):
+class Odd(torch.nn.Module):  # type: ignore[misc]
     """A convention that is not known."""
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_partial_sums_are_left_out() -> None:
     probe = LayerProbe(layers, (1,))
     probe.start()
     hidden = torch.randn(3, H)
-    hidden._sglang_needs_allreduce_fusion = True  # type: ignore[attr-defined]
+    hidden._sglang_needs_allreduce_fusion = True
     layers[1](None, hidden, None, torch.randn(3, H))
     probe.stop()
     assert not probe.judge([torch.randn(3, H)]).moved

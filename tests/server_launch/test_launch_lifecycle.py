@@ -35,7 +35,8 @@ class Lab:
     def launch_arguments(self, *more: str) -> tuple[str, ...]:
         return (
             *("launch", "--model-path", "some/model", "--port", str(self.port)),
-            *("--dump-dir", str(self.scratch), *more),
+            # The fake computes no states.
+            *("--dump-dir", str(self.scratch), "--skip-doctor", *more),
         )
 
     def record(self) -> LaunchRecord | None:

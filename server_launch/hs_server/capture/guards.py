@@ -1,14 +1,19 @@
-"""Server settings under which captured states would be wrong or missing."""
+"""Server settings under which captured states would be wrong or missing.
+
+The capture asks SGLang's resolved arguments when it starts, the doctor those of a running server. Standard library
+only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hs_server.capture.errors import CaptureRefused
 
-__all__ = ["GUARDS", "Guard", "check_settings"]
+__all__ = ["GUARDS", "Guard", "Unsafe", "check_settings", "unsafe_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,16 @@ class Guard:
     remedy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unsafe:
+    """A setting that was found to be unsafe."""
+
+    argument: str
+    value: Any
+    reason: str
+    remedy: str
+
+
 def _more_than_one(value: Any) -> bool:
     return isinstance(value, int) and value > 1
 
@@ -28,6 +43,21 @@ def _more_than_one(value: Any) -> bool:
 def _off(value: Any) -> bool:
     return not value
 
+
+def _disaggregated(value: Any) -> bool:
+    return value not in (None, "null")
+
+
+def _several_samples(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    return isinstance(value, dict) and _more_than_one(value.get("n"))
+
+
+_ABSENT = object()
 
 GUARDS: tuple[Guard, ...] = (
     Guard(
@@ -77,25 +107,58 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "attn_cp_size", _more_than_one, "prefill context parallelism shards the rows", "launch with --attn-cp-size 1"
     ),
+    Guard("enable_prefill_cp", bool, "prefill context parallelism shards the rows", "drop --enable-prefill-cp"),
+    Guard("dcp_size", _more_than_one, "decode context parallelism was never tried with it", "launch with --dcp-size 1"),
     Guard(
         "allow_auto_truncate",
         bool,
         "prompts would be cut without a word",
         "drop --allow-auto-truncate",
     ),
+    Guard(
+        "preferred_sampling_params",
+        _several_samples,
+        "with n > 1 SGLang gives requests other ids, so that their rows belong to nobody",
+        "drop n from --preferred-sampling-params",
+    ),
+    Guard(
+        "disaggregation_mode",
+        _disaggregated,
+        "a prefill or decode server of its own runs other batches than those the capture looks at",
+        "drop --disaggregation-mode",
+    ),
+    Guard("enable_pdmux", bool, "prefill is split over batches the capture does not look at", "drop --enable-pdmux"),
+    Guard("dllm_algorithm", bool, "diffusion models prefill in batches of another kind", "drop --dllm-algorithm"),
+    Guard(
+        "enable_return_aux_hidden_states",
+        bool,
+        "SGLang's own capture sets the model's layers after this one has",
+        "drop --enable-return-aux-hidden-states",
+    ),
     Guard("dp_size", _more_than_one, "replicas behind one port are not supported yet", "launch one server a replica"),
 )
 
 
+def unsafe_settings(settings: Mapping[str, Any]) -> list[Unsafe]:
+    """Which of `GUARDS` speak against `settings`; an argument that is not there is not in use.
+
+    Args:
+        settings: SGLang's resolved arguments by name, as ``/server_info`` gives them.
+    """
+    found: list[Unsafe] = []
+    for guard in GUARDS:
+        value = settings.get(guard.argument, _ABSENT)
+        if value is not _ABSENT and guard.bad(value):
+            found.append(Unsafe(guard.argument, value, guard.reason, guard.remedy))
+    return found
+
+
 def check_settings(server_args: Any) -> None:
-    """Compare SGLang's resolved arguments with `GUARDS`; an argument this version does not have is not in use.
+    """Compare SGLang's resolved arguments with `GUARDS`.
 
     Raises:
         CaptureRefused: names the first setting that is unsafe, why, and the remedy.
     """
-    for guard in GUARDS:
-        if not hasattr(server_args, guard.argument):
-            continue
-        value = getattr(server_args, guard.argument)
-        if guard.bad(value):
-            raise CaptureRefused(f"{guard.argument}={value}: {guard.reason}; {guard.remedy}")
+    names = [guard.argument for guard in GUARDS if hasattr(server_args, guard.argument)]
+    for unsafe in unsafe_settings({name: getattr(server_args, name) for name in names}):
+        raise CaptureRefused(f"{unsafe.argument}={unsafe.value}: {unsafe.reason}; {unsafe.remedy}")

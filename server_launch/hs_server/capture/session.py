@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import array
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +77,10 @@ def split_slots(
     return slots
 
 
+def _nothing() -> None:
+    return None
+
+
 class CaptureSession:
     """Turns forward passes into parts.
 
@@ -86,7 +90,7 @@ class CaptureSession:
         failed: takes the rids that could not be captured.
         probe: looks at the layers while canary requests run; None looks at nothing.
 
-    The counters are those of `CaptureStatistics`.
+    The counters are those of `CaptureStatistics`; `after_canary` is called when canary rows have been counted.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class CaptureSession:
         self.rows = 0
         self.canary_forwards = 0
         self.layers_proved = 0
+        self.after_canary: Callable[[], None] = _nothing
         self._planned: list[Piece] = []
         self._states: tuple[torch.Tensor, Any] | None = None
 
@@ -159,6 +164,8 @@ class CaptureSession:
         except Exception as error:  # noqa: BLE001  # serving goes on whatever happens here
             for item in planned:
                 self._failed.add(item.meta.rid, f"not captured: {error}")
+        if probing is not None:
+            self.after_canary()
 
     def abandon(self, error: BaseException) -> None:
         """The forward pass itself failed: its requests will have no states."""

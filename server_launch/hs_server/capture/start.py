@@ -104,7 +104,8 @@ def _publish_statistics(
             layers_proved=session.layers_proved,
         )
 
-    StatisticsPublisher(control.statistics_path(marker.pid, marker.rank), read)
+    publisher = StatisticsPublisher(control.statistics_path(marker.pid, marker.rank), read)
+    session.after_canary = publisher.nudge
 
 
 def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker, list[str]]:

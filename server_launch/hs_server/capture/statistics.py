@@ -33,22 +33,29 @@ class StatisticsPublisher:
         self._record = FixedRecord(path)
         self._read = read
         self._period_s = period_s
-        self._stop = threading.Event()
+        self._stop = False
+        self._wake = threading.Event()
         self._warned = False
         self._publish()
         self._thread = threading.Thread(target=self._work, name="hs-statistics", daemon=True)
         self._thread.start()
 
+    def nudge(self) -> None:
+        """Publish now, in the publisher's own thread."""
+        self._wake.set()
+
     def close(self) -> None:
         """Publish a last time and end the thread."""
-        self._stop.set()
+        self._stop = True
+        self._wake.set()
         self._thread.join()
         self._record.close()
 
     def _work(self) -> None:
-        while not self._stop.wait(self._period_s):
+        while not self._stop:
+            self._wake.wait(self._period_s)
+            self._wake.clear()
             self._publish()
-        self._publish()
 
     def _publish(self) -> None:
         try:
