@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -48,6 +49,35 @@ def cli() -> None:
 )
 @click.option("--tokenizer", metavar="PATH", default="", help="Tokenizer of the prompts.  [default: the server's]")
 @click.option("--trust-remote-code", is_flag=True, help="Let the tokenizer bring its own code.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Jinja chat template.  [default: the tokenizer's]",
+)
+@click.option(
+    "--chat-template-kwargs",
+    metavar="JSON",
+    default="",
+    help="Arguments of the chat template for every row, such as '{\"enable_thinking\": false}'.",
+)
+@click.option(
+    "--train-on",
+    type=click.Choice(["all", "last"]),
+    default="all",
+    show_default=True,
+    help="Turns of the assistant that the loss mask covers.",
+)
+@click.option(
+    "--max-length", type=click.IntRange(1), metavar="N", help="Tokens of a sample.  [default: what the server takes]"
+)
+@click.option(
+    "--overlong",
+    type=click.Choice(["reject", "truncate"]),
+    default="reject",
+    show_default=True,
+    help="What becomes of longer rows.",
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 4096),
@@ -113,6 +143,11 @@ def run(
     dataset: str,
     tokenizer: str,
     trust_remote_code: bool,
+    chat_template: Path | None,
+    chat_template_kwargs: str,
+    train_on: Literal["all", "last"],
+    max_length: int | None,
+    overlong: str,
     concurrency: int,
     part_timeout: float,
     mover_timeout: float,
@@ -124,7 +159,7 @@ def run(
     progress_interval: float,
     dry_run: bool,
 ) -> None:
-    """Have the server capture every row of FILE, JSON lines with input_ids, text or messages.
+    """Have the server capture every row of FILE, JSON lines with input_ids, text, prompt, messages or conversations.
 
     A repeated command goes on where the last one stopped: what is done is never sent again.
     """
@@ -139,6 +174,9 @@ def run(
         dataset=dataset,
         tokenizer=tokenizer,
         trust_remote_code=trust_remote_code,
+        chat=ChatOptions(read_template(chat_template), parse_arguments(chat_template_kwargs), train_on),
+        max_length=max_length,
+        truncate=overlong == "truncate",
         concurrency=concurrency,
         part_timeout_s=part_timeout,
         mover_timeout_s=mover_timeout,

@@ -13,7 +13,8 @@ from pathlib import Path
 from hs_client.errors import BadPrompts
 from hs_client.history import History
 from hs_client.lines import MAX_LINE_BYTES, read_lines, shown
-from hs_client.rows import Row, RowError, digest, parse_row
+from hs_client.row_error import RowError
+from hs_client.rows import Row, digest, parse_row
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
 

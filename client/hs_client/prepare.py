@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from hs_client.loss_mask import clip
 from hs_client.plan import Fate, Judged, Plan
-from hs_client.rows import Row, RowError
-from hs_client.tokenizing import ChatTokenizer
+from hs_client.row_error import RowError
+from hs_client.rows import Row
+from hs_client.tokenizing import ChatTokenizer, Tokens
 from hs_formats.hashing import ids_xxh3
 from hs_formats.mask import mask_to_spans
 
@@ -22,16 +25,36 @@ _BATCH_TOKENS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model takes: tokens of context, and the size of its vocabulary (0 where nobody knows it)."""
+    """How long a sample may be, in tokens, and the size of the model's vocabulary (0 where nobody knows it).
+
+    `context_tokens`: of the server. `longest_prompt`: what it takes, 0 where it does not say. `max_length`: what the
+    user allows, None for all. `truncate`: longer samples are cut to what is allowed instead of being rejected.
+    """
 
     context_tokens: int
     vocab_size: int = 0
+    longest_prompt: int = 0
+    max_length: int | None = None
+    truncate: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The longest sample that is sent."""
+        known = [self.context_tokens - 1]
+        known += [self.longest_prompt] if self.truncate and self.longest_prompt else []
+        known += [self.max_length] if self.max_length else []
+        return min(known)
+
+    @property
+    def fits(self) -> int:
+        """Rows that were too long for fewer tokens than this are worth another look."""
+        return 1 << 62 if self.truncate else self.longest + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A sample ready to be sent. `ids` is int32 [n], `spans` are the [start, stop) of tokens to train on; `content` is
-    the row's."""
+    the row's. `cut_from`: tokens that it had before it was truncated, 0 where it was not."""
 
     sample_id: str
     where: str
@@ -39,6 +62,7 @@ class Prepared:
     spans: list[tuple[int, int]]
     ids_hash: str
     content: str = ""
+    cut_from: int = 0
 
     @property
     def n(self) -> int:
@@ -52,31 +76,48 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
     Raises:
         RowError: it does not fit the model.
     """
-    start = 0
-    if row.kind == "input_ids":
-        ids = list(row.ids)
-    elif tokenizer is None:
-        raise RowError("no tokenizer is loaded", row.sample_id)
-    elif row.kind == "text":
-        ids = tokenizer.text_ids(row.text)
-    else:
-        ids, start = tokenizer.chat_ids(row.messages, row.template)
-    n = len(ids)
-    if not n:
-        raise RowError("the tokenizer makes no token of it", row.sample_id)
-    if n + 1 > limits.context_tokens:
-        raise RowError(
-            f"too long: {n} tokens, and the server's context of {limits.context_tokens} needs one to spare",
-            row.sample_id,
-            context_tokens=limits.context_tokens,
-        )
-    if limits.vocab_size and max(ids) >= limits.vocab_size:
-        raise RowError(f"token id {max(ids)} is outside the vocabulary of {limits.vocab_size}", row.sample_id)
-    spans = [(start, n)] if row.mask is None else mask_to_spans(row.mask)
-    if start >= n:
-        raise RowError("the last turn has no token: nothing to train on", row.sample_id)
+    try:
+        tokens = _tokens(row, tokenizer)
+        cut_from = _check_length(len(tokens.ids), limits)
+        ids = tokens.ids[: limits.longest] if cut_from else tokens.ids
+        spans = clip(tokens.spans, len(ids)) if cut_from else tokens.spans
+        if limits.vocab_size and max(ids) >= limits.vocab_size:
+            raise RowError(f"token id {max(ids)} is outside the vocabulary of {limits.vocab_size}")
+        if not spans:
+            kept = f"the {len(ids)} tokens that are kept hold" if cut_from else "the row holds"
+            raise RowError(f"{kept} no token that the model wrote: nothing to train on")
+    except RowError as error:
+        raise RowError(error.reason, row.sample_id, context_tokens=error.context_tokens) from None
     array = np.asarray(ids, dtype=np.int32)
-    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content)
+    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content, cut_from)
+
+
+def _tokens(row: Row, tokenizer: ChatTokenizer | None) -> Tokens:
+    if row.kind == "input_ids":
+        return Tokens(list(row.ids), [(0, len(row.ids))] if row.mask is None else mask_to_spans(row.mask))
+    if tokenizer is None:
+        raise RowError("no tokenizer is loaded")
+    if row.kind == "text":
+        return tokenizer.text(row.text)
+    if row.kind == "prompt":
+        return tokenizer.prompt(row.text, row.response)
+    return tokenizer.chat(row.messages, row.template)
+
+
+def _check_length(n: int, limits: Limits) -> int:
+    """`n` where the sample must be cut, else 0."""
+    if not n:
+        raise RowError("the tokenizer makes no token of it")
+    if n <= limits.longest:
+        return 0
+    if limits.truncate:
+        return n
+    if n < limits.context_tokens:
+        raise RowError(f"too long: {n} tokens, more than --max-length {limits.max_length}", context_tokens=n)
+    raise RowError(
+        f"too long: {n} tokens, and the server's context of {limits.context_tokens} needs one to spare",
+        context_tokens=limits.context_tokens,
+    )
 
 
 class Source:
@@ -87,16 +128,26 @@ class Source:
         limits: of the model.
         load: gives the tokenizer; called once, when the first row needs it.
         limit: stop after this many samples.
+        say: is told what is odd about rows that are taken all the same: once when it is met, once when all are read.
     """
 
     def __init__(
-        self, plan: Plan, *, limits: Limits, load: Callable[[], ChatTokenizer], limit: int | None = None
+        self,
+        plan: Plan,
+        *,
+        limits: Limits,
+        load: Callable[[], ChatTokenizer],
+        limit: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._rows: Iterator[Judged] = plan.judge_all()
         self._limits = limits
         self._load = load
         self._tokenizer: ChatTokenizer | None = None
         self._left = limit
+        self._say = say
+        self._noted: Counter[str] = Counter()
+        self._ended = False
 
     def load_tokenizer(self) -> None:
         """Load the tokenizer now, so that its failure comes before the first request.
@@ -133,6 +184,22 @@ class Source:
                 continue
             samples.append(sample)
             tokens += sample.n
+            self._note(sample)
             if self._left is not None:
                 self._left -= 1
-        return (samples, rejected) if samples or rejected else None
+        if samples or rejected:
+            return samples, rejected
+        if not self._ended:
+            self._ended = True
+            for note, count in self._noted.items():
+                self._say(f"note       {count:,} rows: {note}")
+        return None
+
+    def _note(self, sample: Prepared) -> None:
+        notes = [] if self._tokenizer is None else list(self._tokenizer.take_notes())
+        if sample.cut_from:
+            notes.append("cut to what is allowed, their ends are missing")
+        for note in notes:
+            if note not in self._noted:
+                self._say(f"note       {sample.where}: {note}")
+            self._noted[note] += 1

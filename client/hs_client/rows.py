@@ -8,26 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+from hs_client.messages import check_messages, check_tools, refuse_media
+from hs_client.row_error import RowError, kind_of
+from hs_client.sharegpt import sharegpt_messages
 from hs_formats.hashing import row_content, row_sample_id
 
-__all__ = ["MAX_ID_CHARS", "Row", "RowError", "digest", "parse_row"]
+__all__ = ["MAX_ID_CHARS", "TEMPLATE_TAKEN", "Row", "RowKind", "digest", "parse_row"]
+
+TEMPLATE_TAKEN = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+        *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+        *("tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    }
+)
+"""Arguments of `apply_chat_template` that are not the user's to give."""
+
+RowKind = Literal["input_ids", "text", "prompt", "messages"]
 
 MAX_ID_CHARS = 512
 
-_SOURCES = ("input_ids", "text", "messages")
-
-
-class RowError(ValueError):
-    """Why a row can never be a sample. `sample_id` is empty where the row could not be read that far.
-
-    `context_tokens`: the context length of the server where that is what the row does not fit, else 0.
-    """
-
-    def __init__(self, reason: str, sample_id: str = "", *, context_tokens: int = 0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.sample_id = sample_id
-        self.context_tokens = context_tokens
+_SOURCES = ("input_ids", "text", "prompt", "messages", "conversations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,23 @@ class Row:
         sample_id: the row's own id, or the hash of its content.
         named: the row has an id of its own.
         content: `hs_formats.hashing.row_content` of a row that is named, else "": its id is the hash of its content.
-        kind: which of the three sources the row has.
+        kind: what the tokens are made from; ShareGPT conversations are messages by now.
         ids: token ids of an `input_ids` row.
         mask: its loss mask, None for all ones.
-        text: of a `text` row.
-        messages: of a `messages` row, contents joined to plain text.
+        text: of a `text` row, or the prompt of a `prompt` row.
+        response: of a `prompt` row.
+        messages: of a `messages` row, as `hs_client.messages` leaves them.
         template: keyword arguments of the row for the chat template (``tools``, ``chat_template_kwargs``).
     """
 
     sample_id: str
     named: bool
     content: str
-    kind: Literal["input_ids", "text", "messages"]
+    kind: RowKind
     ids: tuple[int, ...] = ()
     mask: tuple[int, ...] | None = None
     text: str = ""
+    response: str = ""
     messages: tuple[Mapping[str, Any], ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,7 +96,7 @@ def _decode(line: bytes) -> dict[str, Any]:
     except ValueError as error:  # a number with thousands of digits
         raise RowError(f"not usable: {error}") from None
     if not isinstance(row, dict):
-        raise RowError(f"not a JSON object but {_kind(row)}")
+        raise RowError(f"not a JSON object but {kind_of(row)}")
     if "\\u" in text:
         try:
             json.dumps(row, ensure_ascii=False).encode("utf-8")
@@ -115,17 +118,12 @@ def _no_constant(literal: str) -> NoReturn:
     raise RowError(f"not JSON: {literal} is no number")
 
 
-def _kind(value: object) -> str:
-    names = {"NoneType": "null", "str": "a string", "list": "a list", "dict": "an object", "bool": "true or false"}
-    return names.get(type(value).__name__, "a number")
-
-
 def _sample_id(row: Mapping[str, Any]) -> str:
     own = row.get("id")
     if own is None:
         return row_sample_id(row)
     if isinstance(own, bool) or not isinstance(own, str | int):
-        raise RowError(f"id must be text or a whole number, not {_kind(own)}")
+        raise RowError(f"id must be text or a whole number, not {kind_of(own)}")
     text = str(own)
     if not text.strip():
         raise RowError("id is empty")
@@ -140,30 +138,55 @@ def _check(row: Mapping[str, Any], sample_id: str) -> Row:
     if len(sources) != 1:
         have = f"has {' and '.join(sources)}" if sources else f"has keys {', '.join(sorted(row))[:120] or 'none'}"
         raise RowError(f"needs exactly one of {', '.join(_SOURCES)}; {have}")
-    mask = row.get("loss_mask")
+    source, mask = sources[0], row.get("loss_mask")
     content = row_content(row) if named else ""
-    match sources[0]:
-        case "input_ids":
-            ids = _token_ids(row["input_ids"])
-            own = None if mask is None else _mask(mask, len(ids))
-            return Row(sample_id, named, content, "input_ids", ids=ids, mask=own)
-        case _ if mask is not None:
-            raise RowError("loss_mask counts tokens and goes with input_ids only")
-        case "text":
-            return Row(sample_id, named, content, "text", text=_text(row["text"]))
-        case _:
-            messages, template = _messages(row["messages"]), _template_arguments(row)
-            return Row(sample_id, named, content, "messages", messages=messages, template=template)
+    if mask is not None and source != "input_ids":
+        raise RowError("loss_mask counts tokens and goes with input_ids only")
+    if source == "input_ids":
+        ids = _token_ids(row["input_ids"])
+        own = None if mask is None else _mask(mask, len(ids))
+        return Row(sample_id, named, content, "input_ids", ids=ids, mask=own)
+    refuse_media(row)
+    if source == "text":
+        return Row(sample_id, named, content, "text", text=_text("text", row["text"]))
+    if source == "prompt" and not isinstance(row["prompt"], list):
+        text, response = _text("prompt", row["prompt"]), _text("response", _response(row))
+        return Row(sample_id, named, content, "prompt", text=text, response=response)
+    messages = check_messages(_chat(row, source))
+    return Row(sample_id, named, content, "messages", messages=messages, template=_template_arguments(row))
+
+
+def _chat(row: Mapping[str, Any], source: str) -> object:
+    """The messages of a row, unchecked."""
+    if source == "conversations":
+        return sharegpt_messages(row["conversations"], row.get("system"))
+    if source == "messages":
+        return row["messages"]
+    response = _response(row)
+    if isinstance(response, str):
+        response = [{"role": "assistant", "content": _text("response", response)}]
+    elif isinstance(response, dict):
+        response = [response]
+    elif not isinstance(response, list):
+        raise RowError(f"response must be text or messages, not {kind_of(response)}")
+    return [*row["prompt"], *response]
+
+
+def _response(row: Mapping[str, Any]) -> object:
+    found = [row[name] for name in ("response", "completion") if row.get(name) is not None]
+    if len(found) != 1:
+        raise RowError("prompt needs a response; for text without one give text instead")
+    return found[0]
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise RowError(f"input_ids must be a list of token ids, not {_kind(value)}")
+        raise RowError(f"input_ids must be a list of token ids, not {kind_of(value)}")
     if not value:
         raise RowError("input_ids is empty")
     for at, item in enumerate(value):
         if type(item) is not int:
-            raise RowError(f"input_ids holds {_kind(item)} at token {at}; only whole numbers are token ids")
+            raise RowError(f"input_ids holds {kind_of(item)} at token {at}; only whole numbers are token ids")
         if not 0 <= item < 1 << 31:
             raise RowError(f"input_ids holds {item} at token {at}, which is no token id")
     return tuple(value)
@@ -171,7 +194,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
 
 def _mask(value: object, n: int) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise RowError(f"loss_mask must be a list of 0 and 1, not {_kind(value)}")
+        raise RowError(f"loss_mask must be a list of 0 and 1, not {kind_of(value)}")
     if len(value) != n:
         raise RowError(f"loss_mask has {len(value)} entries for {n} tokens")
     for at, item in enumerate(value):
@@ -182,60 +205,20 @@ def _mask(value: object, n: int) -> tuple[int, ...]:
     return tuple(int(item) for item in value)
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise RowError(f"text must be a string, not {_kind(value)}")
+        raise RowError(f"{name} must be a string, not {kind_of(value)}")
     if not value.strip():
-        raise RowError("text is empty" if not value else "text is only white space")
+        raise RowError(f"{name} is empty" if not value else f"{name} is only white space")
     return value
-
-
-def _messages(value: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list):
-        raise RowError(f"messages must be a list, not {_kind(value)}")
-    if not value:
-        raise RowError("messages is empty")
-    found = tuple(_message(at, message) for at, message in enumerate(value))
-    last = found[-1]
-    if last["role"] != "assistant":
-        raise RowError(f"the last message is of role {last['role']!r}, not assistant: the loss mask would be empty")
-    return found
-
-
-def _message(at: int, message: object) -> Mapping[str, Any]:
-    if not isinstance(message, dict):
-        raise RowError(f"message {at} is {_kind(message)}, not an object")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RowError(f"message {at} has no role")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return message
-    if isinstance(content, list):
-        return {**message, "content": "".join(_part_text(at, part) for part in content)}
-    if not isinstance(content, str):
-        raise RowError(f"message {at} ({role[:40]}): content must be text, not {_kind(content)}")
-    return message
-
-
-def _part_text(at: int, part: object) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise RowError(f"message {at}: a content part is {_kind(part)}")
-    if part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RowError(f"message {at} has a part of type {str(part.get('type'))[:40]!r}: multimodal input is not supported")
 
 
 def _template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     extra = row.get("chat_template_kwargs")
     if extra is not None and not isinstance(extra, dict):
-        raise RowError(f"chat_template_kwargs must be an object, not {_kind(extra)}")
-    tools = row.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise RowError(f"tools must be a list, not {_kind(tools)}")
-    taken = {"add_generation_prompt", "conversation", "messages", "return_dict", "tokenize", "tools"} & set(extra or {})
+        raise RowError(f"chat_template_kwargs must be an object, not {kind_of(extra)}")
+    tools = check_tools(row.get("tools"))
+    taken = TEMPLATE_TAKEN & set(extra or {})
     if taken:
         raise RowError(f"chat_template_kwargs may not hold {', '.join(sorted(taken))}")
     return {**(extra or {}), **({} if tools is None else {"tools": tools})}

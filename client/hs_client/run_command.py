@@ -66,8 +66,8 @@ def run_command(settings: RunSettings) -> int:
     if place is None or (trouble is not None and not place.paths.ledger.is_dir()):
         raise trouble or NoMover(scratch=settings.scratch, reason="none ever did")
     history = _history(place)
-    context = 0 if server is None else server.marker.context_length
-    plan = make_plan(settings.files, history, shard=settings.shard, context_tokens=context)
+    fits = 0 if server is None else _limits(settings, server).fits
+    plan = make_plan(settings.files, history, shard=settings.shard, context_tokens=fits)
     _facts(progress, settings, place=place, server=server, plan=plan)
     if not plan.left:
         return _leave_it_at_that(progress, plan, "all usable rows are done: nothing to send")
@@ -87,6 +87,16 @@ def _check_files(files: Sequence[Path]) -> None:
             raise BadPrompts(path=shown(path), reason=error.strerror or error) from None
         if magic.startswith(_COMPRESSED):
             raise BadPrompts(path=shown(path), reason="it is compressed: unpack it first")
+
+
+def _limits(settings: RunSettings, server: ServerFacts) -> Limits:
+    return Limits(
+        server.marker.context_length,
+        read_vocab_size(server.marker.model),
+        server.longest_prompt,
+        settings.max_length,
+        settings.truncate,
+    )
 
 
 def _allow_files(concurrency: int) -> None:
@@ -186,13 +196,16 @@ class _Session:
         settings, plan, tally = self._settings, self._plan, self._tally
         source = Source(
             plan,
-            limits=Limits(self._server.marker.context_length, read_vocab_size(self._server.marker.model)),
-            load=lambda: load_tokenizer(self._tokenizer, trust_remote_code=settings.trust_remote_code),
+            limits=_limits(settings, self._server),
+            load=lambda: load_tokenizer(
+                self._tokenizer, trust_remote_code=settings.trust_remote_code, chat=settings.chat
+            ),
             limit=settings.limit,
+            say=self._progress.say,
         )
         if plan.needs_tokenizer:
             source.load_tokenizer()  # before the dataset is made: its files, by hub name, are known only then
-        info = dataset_info(self._server.marker, self._tokenizer)
+        info = settings.chat.describe(dataset_info(self._server.marker, self._tokenizer))
         new = check_dataset(self._place.paths, info, create=not settings.dry_run)
         self._progress.say(f"dataset    is {'new' if new else 'there, with the same settings'}")
         if settings.dry_run:

@@ -294,6 +294,7 @@ class Runner:
                 mask=sample.spans,
                 row=sample.where,
                 content=sample.content,
+                cut_from=sample.cut_from,
             )
         )
         self._tally.sent += 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hs_client.chat_options import ChatOptions
 from hs_formats.control import DEFAULT_SCRATCH
 from hs_formats.dataset import check_dataset_name
 from hs_formats.errors import FormatError, UsageError
@@ -29,6 +30,7 @@ class RunSettings:
 
     `part_timeout_s`: how long after an answer its parts may be missing. `mover_timeout_s`: how long nothing may move.
     `server_timeout_s`: how long the server may be lost. `max_retries`: attempts after the first that a sample gets.
+    `max_length`: tokens of a sample, longer ones are rejected, or with `truncate` cut.
     """
 
     files: Sequence[Path]
@@ -37,6 +39,9 @@ class RunSettings:
     dataset: str = ""
     tokenizer: str = ""
     trust_remote_code: bool = False
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    max_length: int | None = None
+    truncate: bool = False
     concurrency: int = 64
     part_timeout_s: float = 60.0
     mover_timeout_s: float = 600.0

@@ -6,94 +6,126 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hs_client.chat_options import ChatOptions
 from hs_client.errors import NoTokenizer
-from hs_client.rows import RowError
+from hs_client.loss_mask import Span, join, spans_of_tokens
+from hs_client.messages import Message, trainable
+from hs_client.row_error import RowError
+from hs_client.templates import ChatTemplate
 
-__all__ = ["ChatTokenizer", "load_tokenizer"]
+__all__ = ["ChatTokenizer", "Tokens", "load_tokenizer"]
 
-_SENTINEL = "hs7e4dsentinel"
-"""Stands in for the last turn's content to find where it begins; no template reacts to it."""
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids and the [start, stop) of those that are trained on."""
+
+    ids: list[int]
+    spans: list[Span]
 
 
 class ChatTokenizer:
-    """Turns rows into ids the way the server's own front end would, special tokens once.
+    """Turns rows into ids the way the server's own front end would, special tokens once. For one thread at a time.
 
     Args:
         tokenizer: a transformers tokenizer.
+        chat: template, its arguments, the turns that are trained on.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, chat: ChatOptions = ChatOptions()) -> None:  # noqa: B008 - it is frozen
         self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, source=chat.template, arguments=chat.arguments)
+        self._train_on = chat.train_on
+        # A tokenizer that brings its own way from messages to ids is asked each time, and compared.
+        self._own_way = _overrides(tokenizer, "apply_chat_template")
 
-    def text_ids(self, text: str) -> list[int]:
-        """Ids of a text row; a text that already begins with the BOS token gets no second one."""
+    def take_notes(self) -> set[str]:
+        """What was odd about the rows since the last call, which were tokenised all the same."""
+        notes, self._template.notes = self._template.notes, set()
+        return notes
+
+    def text(self, text: str) -> Tokens:
+        """A text row, trained on as a whole; a text that begins with the BOS token gets no second one."""
+        ids = self._raw_ids(text)
+        return Tokens(ids, [(0, len(ids))])
+
+    def prompt(self, prompt: str, response: str) -> Tokens:
+        """A raw prompt and its raw response, trained on: the ids of one, then those of the other, as in generation."""
+        ids = self._raw_ids(prompt)
+        start = len(ids)
+        ids += self._plain_ids(response)
+        return Tokens(ids, [(start, len(ids))] if start < len(ids) else [])
+
+    def chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> Tokens:
+        """Ids of a conversation, `apply_chat_template(tokenize=True)`, and of these what the assistant wrote.
+
+        A turn begins behind the generation prompt and includes the token that ends it. A token that straddles a border
+        belongs to what it begins in.
+
+        Raises:
+            RowError: the chat template refuses the conversation or hides where a turn begins.
+        """
+        if not self._template:
+            raise RowError("the tokenizer has no chat template: give text or input_ids instead of messages")
+        wanted = [at for at, message in enumerate(messages) if trainable(message)]
+        if self._train_on == "last":
+            wanted = wanted[-1:]
+        adapted = self._template.adapt(messages, template)
+        full = self._template.render(adapted, template)
+        turns = self._template.turns(adapted, wanted, template, full)
+        if getattr(self._tokenizer, "is_fast", False):
+            encoded = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
+            ids = list(encoded["input_ids"])
+            spans = spans_of_tokens(encoded["offset_mapping"], turns)
+        else:
+            ids = self._plain_ids(full)
+            spans = self._spans_by_pieces(full, turns, ids)
+        if self._own_way and self._template.ids(adapted, template) != ids:
+            raise RowError("the chat template's text and tokens disagree: give input_ids and loss_mask")
+        return Tokens(ids, spans)
+
+    def _raw_ids(self, text: str) -> list[int]:
         bos = self._tokenizer.bos_token
         special = not (bos and text.startswith(bos))
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> tuple[list[int], int]:
-        """Ids of a conversation and the index of the first token of its last assistant turn's content.
+    def _plain_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-        The turn runs to the end of the rendering, the end-of-turn token included. A token that straddles the border
-        belongs to what comes before it.
-
-        Raises:
-            RowError: the chat template refuses the conversation or hides where its last turn begins.
-        """
-        if not self._tokenizer.chat_template:
-            raise RowError("the tokenizer has no chat template: give text or input_ids instead of messages")
-        full = self._render(messages, template)
-        border = self._border(messages, template, full)
-        ids = list(self._apply(messages, template, tokenize=True, return_dict=False))
-        return ids, self._first_token(full, border, ids)
-
-    def _apply(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], **options: Any) -> Any:
-        try:
-            return self._tokenizer.apply_chat_template([dict(m) for m in messages], **template, **options)
-        except Exception as error:  # noqa: BLE001 - a template is somebody's program and may raise anything
-            raise RowError(f"the chat template refuses the conversation: {error}"[:300]) from None
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], **options: Any) -> str:
-        return str(self._apply(messages, template, tokenize=False, **options))
-
-    def _border(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], full: str) -> int:
-        """Character of `full` at which the content of the last turn begins."""
-        if len(messages) > 1:
-            with contextlib.suppress(RowError):
-                prompt = self._render(messages[:-1], template, add_generation_prompt=True)
-                if full.startswith(prompt):
-                    return len(prompt)
-        # The prompt may open a think block that a turn without one does not have: look for the content itself.
-        marked = self._render([*messages[:-1], {**messages[-1], "content": _SENTINEL}], template)
-        head, found, _ = marked.partition(_SENTINEL)
-        if found and full.startswith(head):
-            return len(head)
-        raise RowError(
-            "the chat template renders the last turn so that its beginning cannot be told: give input_ids and loss_mask"
-        )
-
-    def _first_token(self, full: str, border: int, ids: list[int]) -> int:
-        head = list(self._tokenizer(full[:border], add_special_tokens=False)["input_ids"])
-        if ids[: len(head)] == head:
-            return len(head)
-        if not getattr(self._tokenizer, "is_fast", False):
-            return sum(1 for _ in _common(ids, head))
-        encoded = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
-        if list(encoded["input_ids"]) != ids:
-            raise RowError("the chat template's text and tokens disagree: give input_ids and loss_mask")
-        return next((at for at, (start, _) in enumerate(encoded["offset_mapping"]) if start >= border), len(ids))
+    def _spans_by_pieces(self, full: str, turns: Sequence[Span], ids: list[int]) -> list[Span]:
+        """Token spans from a tokenizer without offsets: the pieces between borders must give the very same ids."""
+        found: list[Span] = []
+        together: list[int] = []
+        at = 0
+        for start, stop in turns:
+            together += self._plain_ids(full[at:start]) if at < start else []
+            first = len(together)
+            together += self._plain_ids(full[start:stop])
+            found.append((first, len(together)))
+            at = stop
+        together += self._plain_ids(full[at:]) if at < len(full) else []
+        if together != ids:
+            raise RowError(
+                "a token straddles the border of a turn, and this tokenizer does not say where: give input_ids"
+            )
+        return join([span for span in found if span[0] < span[1]])
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> Iterator[int]:
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            return
-        yield x
+def _overrides(tokenizer: Any, method: str) -> bool:
+    """Some class of the tokenizer's own, outside of transformers, brings `method`."""
+    owner = next((cls for cls in type(tokenizer).__mro__ if method in vars(cls)), None)
+    return owner is not None and not owner.__module__.startswith("transformers.tokenization_")
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> ChatTokenizer:
+def load_tokenizer(
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    chat: ChatOptions = ChatOptions(),  # noqa: B008 - it is frozen
+) -> ChatTokenizer:
     """The tokenizer at `path`, a folder or a name that transformers knows.
 
     Raises:
@@ -111,7 +143,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> ChatTokeniz
         except Exception as error:  # noqa: BLE001 - what a tokenizer's own code raises is not ours to list
             reason = " ".join(str(error).split())[:300]
             raise NoTokenizer(path=path, reason=reason or type(error).__name__) from None
-    return ChatTokenizer(tokenizer)
+    return ChatTokenizer(tokenizer, chat)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ UNCLAIMED = "unclaimed"
 
 _INFORMATIVE = ("model", "tokenizer", "capture")
 
-_EMPTY_IS_UNKNOWN = ("tokenizer_hash", "template_hash")
+_EMPTY_IS_UNKNOWN = ("tokenizer_hash", "template_hash", "template_arguments", "train_on")
 """A run of token ids needs no tokenizer and may not have seen one."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -59,6 +59,8 @@ class DatasetInfo:
     tokenizer_hash: str
     template_hash: str
     last_state: str = "post_norm"
+    template_arguments: str = ""
+    train_on: str = ""
     capture: dict[str, object] = field(default_factory=dict)
     format: str = "hs-dataset"
     version: int = 1

@@ -15,7 +15,10 @@ __all__ = ["XXH3", "ids_bytes", "ids_xxh3", "row_content", "row_sample_id", "xxh
 XXH3 = xxhash.xxh3_128
 """The streaming hash behind every ``*_xxh3`` field; written as 32 lower-case hex digits."""
 
-_CONTENT = ("chat_template_kwargs", "input_ids", "loss_mask", "messages", "text", "tools")
+_CONTENT = (
+    *("chat_template_kwargs", "completion", "conversations", "input_ids", "loss_mask", "messages"),
+    *("prompt", "response", "system", "text", "tools"),
+)
 
 
 def xxh3_hex(pieces: Iterable[bytes | bytearray | memoryview]) -> str:

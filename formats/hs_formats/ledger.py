@@ -30,7 +30,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """A request that may have been sent.
 
     `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``. `content` is `row_content` of a
-    row with an id of its own, so that a later run notices when the row has changed.
+    row with an id of its own, so that a later run notices when the row has changed. `cut_from`: tokens that the row had
+    before it was truncated to n, 0 where it was not.
     """
 
     sample_id: str
@@ -40,6 +41,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     mask: list[tuple[int, int]]
     row: str = ""
     content: str = ""
+    cut_from: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="done"):

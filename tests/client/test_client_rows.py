@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hs_client.lines import read_lines
-from hs_client.rows import Row, RowError, parse_row
+from hs_client.row_error import RowError
+from hs_client.rows import Row, parse_row
 
 _TEXT = st.text(min_size=1).filter(str.strip)
 _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
@@ -34,8 +35,12 @@ _GOOD = st.one_of(
         (b'{"a": {"b": 1, "b": 2}, "text": "a"}', "key 'b' appears twice"),
         (b"[1]", "not a JSON object but a list"),
         (b"3", "not a JSON object but a number"),
-        (b"{}", "needs exactly one of input_ids, text, messages; has keys none"),
-        (b'{"prompt": ""}', "has keys prompt"),
+        (b"{}", "needs exactly one of input_ids, text, prompt, messages, conversations; has keys none"),
+        (b'{"prompt": ""}', "prompt is empty"),
+        (b'{"prompt": "a"}', "prompt needs a response"),
+        (b'{"prompt": "a", "response": "b", "completion": "c"}', "prompt needs a response"),
+        (b'{"prompt": "a", "response": " "}', "response is only white space"),
+        (b'{"prompt": [{"role": "user", "content": "a"}], "response": 3}', "response must be text or messages"),
         (b'{"text": "a", "input_ids": [1]}', "has input_ids and text"),
         (b'{"text": ""}', "text is empty"),
         (b'{"text": " \\n "}', "only white space"),
@@ -44,7 +49,7 @@ _GOOD = st.one_of(
         (b'{"messages": "a"}', "messages must be a list"),
         (b'{"messages": ["a"]}', "message 0 is a string"),
         (b'{"messages": [{"content": "a"}]}', "message 0 has no role"),
-        (b'{"messages": [{"role": "user", "content": "a"}]}', "role 'user', not assistant"),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "no message is of the assistant"),
         (b'{"messages": [{"role": "assistant"}]}', "content must be text, not null"),
         (
             b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}',

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from hs_client.chat_options import ChatOptions
 from hs_client.identity import tokenizer_files
-from hs_client.rows import RowError
+from hs_client.row_error import RowError
 from hs_client.tokenizing import ChatTokenizer, load_tokenizer
 from tiny_models import tiny_model
 
@@ -36,45 +37,59 @@ def _turns(*contents: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[at % 2], "content": content} for at, content in enumerate(contents)]
 
 
-def test_the_mask_is_the_last_turn_and_the_ids_are_the_templates(raw: Any, tokenizer: ChatTokenizer) -> None:
+def test_the_mask_is_the_last_turn_and_the_ids_are_the_templates(raw: Any) -> None:
     turns = _turns("w9 w8", "w7", "w6", "w5 w4 w3")
-    ids, start = tokenizer.chat_ids(turns, {})
-    assert ids == raw.apply_chat_template(turns, tokenize=True, return_dict=False)
-    assert ids.count(raw.bos_token_id) == 1
-    assert raw.decode(ids[start:]).split() == ["w5", "w4", "w3", "</s>"]
+    tokens = ChatTokenizer(raw, ChatOptions(train_on="last")).chat(turns, {})
+    assert tokens.ids == raw.apply_chat_template(turns, tokenize=True, return_dict=False)
+    assert tokens.ids.count(raw.bos_token_id) == 1
+    ((start, stop),) = tokens.spans
+    assert raw.decode(tokens.ids[start:stop]).split() == ["w5", "w4", "w3", "</s>"]
     prompt = raw.apply_chat_template(turns[:-1], tokenize=True, return_dict=False, add_generation_prompt=True)
-    assert ids[:start] == prompt
+    assert tokens.ids[:start] == prompt
+
+
+def test_every_turn_of_the_assistant_is_trained_on_unless_it_weighs_nothing(raw: Any, tokenizer: ChatTokenizer) -> None:
+    turns: list[dict[str, Any]] = list(_turns("w9 w8", "w7", "w6", "w5 w4", "w3"))
+    tokens = tokenizer.chat(turns, {})
+    texts = [raw.decode(tokens.ids[start:stop]).split() for start, stop in tokens.spans]
+    assert texts == [["w7", "</s>"], ["w5", "w4", "</s>"]]
+    turns[1]["weight"] = 0
+    assert tokenizer.chat(turns, {}).spans == tokens.spans[1:]
 
 
 def test_a_text_with_its_own_bos_gets_no_second_one(raw: Any, tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.text_ids("<s> w5") == [raw.bos_token_id, 5]
-    assert tokenizer.text_ids("w5 w6") == raw("w5 w6")["input_ids"]
+    assert tokenizer.text("<s> w5").ids == [raw.bos_token_id, 5]
+    assert tokenizer.text("w5 w6").ids == raw("w5 w6")["input_ids"]
+    tokens = tokenizer.prompt("<s> w5", "w6 w7")
+    assert (tokens.ids, tokens.spans) == ([raw.bos_token_id, 5, 6, 7], [(2, 4)])
 
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("last", ["w5 w4", "<think> w3 </think> w5 w4"])
 def test_templates_that_drop_or_open_think_blocks(raw: Any, thinking: bool, last: str) -> None:
     turns = _turns("w9", "<think> w1 </think> w2", "w8", last)
-    kwargs = {"enable_thinking": thinking, "chat_template": _THINK}
-    ids, start = ChatTokenizer(raw).chat_ids(turns, kwargs)
-    assert ids == raw.apply_chat_template(turns, tokenize=True, return_dict=False, **kwargs)
-    text = raw.apply_chat_template(turns, tokenize=False, **kwargs)
+    kwargs = {"enable_thinking": thinking}
+    tokens = ChatTokenizer(raw, ChatOptions(template=_THINK, arguments=kwargs, train_on="last")).chat(turns, {})
+    assert tokens.ids == raw.apply_chat_template(
+        turns, tokenize=True, return_dict=False, chat_template=_THINK, **kwargs
+    )
+    text = raw.apply_chat_template(turns, tokenize=False, chat_template=_THINK, **kwargs)
     rest = text[text.rindex("<|assistant|>") + len("<|assistant|>") :].split()
-    supervised = len(ids) - start
+    ((start, stop),) = tokens.spans
+    assert stop == len(tokens.ids)
     # A block that the generation prompt opens belongs to the prompt when the turn has one.
-    assert supervised in (len(rest), len(rest) - 1)
-    assert supervised == len(rest) - (thinking and last.startswith("<think>"))
+    assert stop - start == len(rest) - (thinking and last.startswith("<think>"))
 
 
 def test_a_conversation_that_the_template_refuses_is_rejected_with_its_words(raw: Any) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(RowError, match="the chat template refuses the conversation: roles must alternate"):
-        ChatTokenizer(raw).chat_ids(_turns("w1", "w2"), {"chat_template": template})
+        ChatTokenizer(raw, ChatOptions(template=template)).chat(_turns("w1", "w2"), {})
 
 
-def test_a_template_that_hides_the_last_turn_is_rejected(raw: Any) -> None:
-    with pytest.raises(RowError, match="give input_ids and loss_mask"):
-        ChatTokenizer(raw).chat_ids(_turns("w1", "w2"), {"chat_template": "{{ messages | length }} turns"})
+def test_a_template_that_hides_a_turn_is_rejected(raw: Any) -> None:
+    with pytest.raises(RowError, match="turn 1 so that its borders cannot be told: give input_ids and loss_mask"):
+        ChatTokenizer(raw, ChatOptions(template="{{ messages | length }} turns")).chat(_turns("w1", "w2"), {})
 
 
 def test_hashes_tell_template_from_tokenizer(tmp_path: Any) -> None:

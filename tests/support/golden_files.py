@@ -107,6 +107,8 @@ INFO = DatasetInfo(
     tokenizer="/models/tiny",
     tokenizer_hash="beef",
     template_hash="feed",
+    template_arguments="{}",
+    train_on="all",
     capture={"writers": "first", "capture_mode": "plugin"},
 )
 _PART = part_bytes(NAME, IDS, STATES, boundaries=INFO.boundaries)
@@ -159,7 +161,15 @@ LEDGER: list[LedgerLine] = [
         servers=["http://127.0.0.1:8000"],
         version="0.1.0",
     ),
-    Intent(sample_id="chat-1", rid=str(NAME.rid), n=5, ids_xxh3="aa" * 16, mask=[(1, 3), (4, 5)], row="p.jsonl:2"),
+    Intent(
+        sample_id="chat-1",
+        rid=str(NAME.rid),
+        n=5,
+        ids_xxh3="aa" * 16,
+        mask=[(1, 3), (4, 5)],
+        row="p.jsonl:2",
+        cut_from=9,
+    ),
     Done(sample_id="chat-1", rid=str(NAME.rid), finish_reason="length", prompt_tokens=5, cached_tokens=0),
     Done(sample_id="chat-2", rid="hs-0000abcc-00000002-01", adopted=True),
     Failed(sample_id="chat-3", rid="hs-0000abcd-00000003-00", kind="silent", reason="hook silent"),
