@@ -136,6 +136,9 @@ def cli() -> None:
     help="Seconds between lines where there is no terminal.",
 )
 @click.option("--dry-run", is_flag=True, help="Check and count, send nothing.")
+@click.option(
+    "--no-doctor", is_flag=True, help="Do not have a server examined of which no `hs-server doctor` pass is on record."
+)
 def run(
     files: tuple[Path, ...],
     server: str,
@@ -158,6 +161,7 @@ def run(
     shard: str,
     progress_interval: float,
     dry_run: bool,
+    no_doctor: bool,
 ) -> None:
     """Have the server capture every row of FILE, JSON lines with input_ids, text, prompt, messages or conversations.
 
@@ -186,6 +190,7 @@ def run(
         limit=limit,
         shard=parse_shard(shard),
         dry_run=dry_run,
+        doctor=not no_doctor,
         progress_interval_s=progress_interval,
         # For tests alone: shows what happens to a full scratch when nobody keeps within the limit.
         admission=os.environ.get("HS_TEST_NO_ADMISSION") != "1",

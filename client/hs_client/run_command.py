@@ -18,6 +18,7 @@ import anyio.to_thread
 from hs_client._http import shared_tls
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.claim import live_runs
+from hs_client.doctor_check import ensure_examined
 from hs_client.errors import BadPrompts, DestinationBroken, NoMover, ScratchBroken, TooFewFiles
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
@@ -73,6 +74,8 @@ def run_command(settings: RunSettings) -> int:
         return _leave_it_at_that(progress, plan, "all usable rows are done: nothing to send")
     if trouble is not None or server is None:
         raise trouble or NoMover(scratch=settings.scratch, reason="none ever did")
+    if not settings.dry_run:
+        ensure_examined(server, place.control, skip=not settings.doctor, say=progress.say)
     return _Session(settings, place=place, server=server, plan=plan, progress=progress, tally=tally).run(started_s)
 
 

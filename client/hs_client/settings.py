@@ -51,6 +51,7 @@ class RunSettings:
     limit: int | None = None
     shard: tuple[int, int] = (0, 1)
     dry_run: bool = False
+    doctor: bool = True
     progress_interval_s: float = 10.0
     admission: bool = True
 
