@@ -9,6 +9,7 @@ from typing import Literal
 
 import click
 
+from hs_client.export.cli import export
 from hs_formats.errors import HsError, UsageError
 
 __all__ = ["cli", "main"]
@@ -241,6 +242,9 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
         click.echo(f"{len(orphans)} files, {size}" + ("; delete them with --yes" if orphans else ""))
         return
     click.echo(f"deleted {len(orphans)} files, {show_bytes(delete(orphans))}")
+
+
+cli.add_command(export)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hs_client.hub import model_file
 from hs_formats.control import Marker
 from hs_formats.dataset import DatasetInfo
 
@@ -71,7 +72,7 @@ def tokenizer_files(path: str) -> TokenizerFiles:
     if folder.is_dir():
         names |= {file.name for file in folder.glob("tokenization_*.py")}
     for name in names:
-        file = folder / name if folder.is_dir() else _cached(path, name)
+        file = model_file(path, name)
         if file is not None and file.is_file():
             found[name] = file.read_bytes()
     return TokenizerFiles(found)
@@ -79,8 +80,7 @@ def tokenizer_files(path: str) -> TokenizerFiles:
 
 def read_vocab_size(path: str) -> int:
     """``vocab_size`` of the model's config, 0 where it cannot be found."""
-    folder = Path(path)
-    file = folder / "config.json" if folder.is_dir() else _cached(path, "config.json")
+    file = model_file(path, "config.json")
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file is not None else {}
     except (OSError, msgspec.MsgspecError):
@@ -88,19 +88,6 @@ def read_vocab_size(path: str) -> int:
     nested = config.get("text_config")
     size = config.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)
     return size if isinstance(size, int) else 0
-
-
-def _cached(repository: str, name: str) -> Path | None:
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(repository, name)
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
 
 
 def dataset_info(marker: Marker, tokenizer: str) -> DatasetInfo:

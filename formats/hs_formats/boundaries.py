@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hs_formats.errors import FormatError
 
-__all__ = ["boundary_table", "default_boundaries", "parse_ids", "resolve_boundaries"]
+__all__ = ["boundary_table", "default_boundaries", "parse_ids", "resolve_boundaries", "sglang_draft_ids"]
 
 _ID = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
@@ -70,20 +70,24 @@ def resolve_boundaries(
     return tuple(sorted(picked))
 
 
-def boundary_table(boundaries: Sequence[int], num_layers: int) -> list[str]:
-    """Lines that give `boundaries` in every numbering in use, and the draft-config line they imply.
+def sglang_draft_ids(boundaries: Sequence[int], *, conditional: bool) -> list[int] | None:
+    """``eagle_aux_hidden_state_layer_ids`` in a draft model's config that make SGLang capture `boundaries`, ascending.
 
-    SGLang's ``set_eagle3_layers_to_capture`` adds 1 to the config's ids for every model, except that
-    ``deepseek_v2.py`` (DeepSeek, Kimi) and ``glm4_moe_lite.py`` do so from 0.5.13 on only when the first id is 1.
+    ``set_eagle3_layers_to_capture`` adds 1 to the config's ids for every model, except that ``deepseek_v2.py``
+    (DeepSeek, Kimi) and ``glm4_moe_lite.py`` do so from 0.5.13 on only when the first id is 1: `conditional`. There no
+    list means boundaries that begin with 1, and the result is None.
     """
+    minus = [b - 1 for b in boundaries]
+    if not conditional or boundaries[0] == 2:  # the list then starts with 1, so SGLang adds 1 back
+        return minus
+    return None if boundaries[0] == 1 else list(boundaries)
+
+
+def boundary_table(boundaries: Sequence[int], num_layers: int) -> list[str]:
+    """Lines that give `boundaries` in every numbering in use, and the draft-config lines they imply."""
     b = list(boundaries)
     minus = [x - 1 for x in b]
-    if b[0] == 1:
-        newer = "not expressible: ids that start with 1 get +1 there"
-    elif b[0] == 2:
-        newer = f"{minus}"  # starts with 1, so SGLang adds 1 back
-    else:
-        newer = f"{b}"
+    newer = sglang_draft_ids(b, conditional=True) or "not expressible: ids that start with 1 get +1 there"
     return [
         f"boundaries of {num_layers} layers, and the last state after the final norm",
         f"  boundary b   {b}  transformers hidden_states[b], SGLang layers_to_capture, vLLM, speculators",
