@@ -59,6 +59,13 @@ Stops a server that `hs-server launch` started here, in the foreground or detach
 processes is left: first SGLang may finish its requests (20 s), then SIGTERM, then SIGKILL.
 """
 
+_PATCH_DESCRIPTION = """\
+Puts four short blocks of lines into SGLang's srt/models/deepseek_v2.py (DeepSeek-V2/V3, Kimi): the capture for SGLang
+before 0.5.11, which has no plugins, and for `launch --capture-mode source`. They do nothing unless SGLANG_HS_DUMP_DIR
+is set. All of them or none: a file in which a place for them is missing, or is there twice, is left as it is; so is a
+file that was edited by hand. Old compiled files are removed.
+"""
+
 _DOCTOR_DESCRIPTION = """\
 Sends a few requests of random tokens to a running server and examines what its capture writes of them: of equal and of
 different lengths, alone and all at once, one over the prefill chunk, two that share a beginning. Every launch does so
@@ -91,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "launch":
             return _launch(options, pass_through)
+        if options.command == "patch":
+            return _patch(options)
         if options.command == "doctor":
             return _doctor(options)
         from hs_server import servers
@@ -121,6 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--port", type=_port, metavar="N", help="the server's port (default: whichever runs)")
     _add_doctor(commands)
+    _add_patch(commands)
     return parser
 
 
@@ -166,6 +176,10 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="S",
         help="give up when it is not ready after S seconds (default: %(default).0f)",
     )
+    launch.add_argument("--dry-run", action="store_true", help="print environment and command line, and start nothing")
+    launch.add_argument(
+        "--assume-sglang-version", metavar="V", help="with --dry-run: plan for this version, whatever is installed"
+    )
     capture = launch.add_argument_group("capture")
     capture.add_argument(
         "--dump-dir", metavar="D", help="scratch folder (default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs)"
@@ -180,9 +194,43 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="which TP ranks write: the first, all of them a share, or all of them everything (default: %(default)s)",
     )
     capture.add_argument(
+        "--capture-mode",
+        choices=("auto", "plugin", "source"),
+        default="auto",
+        help="plugin: hooks, no file is changed; source: the lines of `hs-server patch`; auto: the plugin where SGLang "
+        "has plugins, from 0.5.11 on (default: %(default)s)",
+    )
+    capture.add_argument(
         "--skip-doctor", action="store_true", help="call it ready without examining what the capture writes"
     )
     capture.add_argument("--no-capture", action="store_true", help="serve only: the capture stays dormant")
+
+
+def _add_patch(commands: argparse._SubParsersAction[_Parser]) -> None:
+    patch = commands.add_parser(
+        "patch",
+        help="put the capture into SGLang's deepseek_v2.py, for versions without plugins",
+        description=_PATCH_DESCRIPTION,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    patch.add_argument("--sglang", metavar="DIR", help="folder of the package sglang (default: the installed one)")
+    what = patch.add_mutually_exclusive_group()
+    what.add_argument(
+        "--check", action="store_true", help="change nothing; exit code 3 unless it is patched and intact"
+    )
+    what.add_argument(
+        "--revert", action="store_true", help="take the patch out: the file is then what it was, byte by byte"
+    )
+
+
+def _patch(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from hs_server.patch.command import run_patch
+
+    folder = Path(options.sglang) if options.sglang else None
+    return run_patch(folder, check=options.check, revert=options.revert)
 
 
 def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -224,7 +272,7 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
 
     from hs_formats.control import default_scratch
     from hs_formats.errors import UsageError
-    from hs_server.launch import LaunchOptions, launch
+    from hs_server.launch import LaunchOptions, dry_run, launch
     from hs_server.plan import CaptureRequest, LaunchRequest
 
     capture = None
@@ -235,9 +283,17 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
             boundaries=_ids("--boundaries", options.boundaries),
             eagle_ids=_ids("--eagle-ids", options.eagle_ids),
             writers=options.writers,
+            mode=options.capture_mode,
         )
-    elif options.boundaries or options.eagle_ids or options.dump_dir or options.writers != "first":
-        raise UsageError("--no-capture cannot go with --dump-dir, --boundaries, --eagle-ids or --writers")
+    elif (
+        options.boundaries
+        or options.eagle_ids
+        or options.dump_dir
+        or (options.writers, options.capture_mode) != ("first", "auto")
+    ):
+        raise UsageError(
+            "--no-capture cannot go with --dump-dir, --boundaries, --eagle-ids, --writers or --capture-mode"
+        )
     request = LaunchRequest(
         model_path=options.model_path,
         capture=capture,
@@ -246,6 +302,10 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
         port=options.port,
         pass_through=pass_through,
     )
+    if options.dry_run:
+        return dry_run(request, os.environ, assume_version=options.assume_sglang_version)
+    if options.assume_sglang_version:
+        raise UsageError("--assume-sglang-version goes with --dry-run only")
     log = Path(options.log) if options.log else None
     how = LaunchOptions(
         log=log,

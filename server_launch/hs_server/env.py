@@ -6,6 +6,7 @@ __all__ = [
     "BOUNDARIES",
     "DEFAULT_RING_BYTES",
     "DUMP_DIR",
+    "MODE",
     "NONCE",
     "RING_BYTES",
     "STAGING_BYTES",
@@ -14,6 +15,9 @@ __all__ = [
 
 DUMP_DIR = "SGLANG_HS_DUMP_DIR"
 """Scratch folder of the part files. Unset or empty: the capture is dormant, nothing is imported or registered."""
+
+MODE = "SGLANG_HS_MODE"
+"""How the capture comes in: plugin or source (the lines of `hs-server patch`). Unset: the plugin where it is loaded."""
 
 BOUNDARIES = "SGLANG_HS_BOUNDARIES"
 """Comma-separated boundaries; unset: the default pick for the model's depth."""

@@ -17,22 +17,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
+from hs_server.dry_run import dry_run_lines
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.errors import LaunchInterrupted
 from hs_server.plan import make_plan
-from hs_server.preflight import check_plugins, check_port, check_sglang, view_plugins
+from hs_server.preflight import check_plugins, check_port, check_sglang, check_source, view_plugins
 from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take_signal
 from hs_server.processes import boot_id, process_info
-from hs_server.readiness import armed_state, capture_lines, http_status, log_tail, refusal, why_not_armed
+from hs_server.readiness import (
+    armed_state,
+    capture_lines,
+    http_status,
+    log_tail,
+    refusal,
+    why_not_armed,
+    wrong_way,
+)
 from hs_server.records import LaunchRecord, RecordStore, state_folder
 from hs_server.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from hs_server.patch.installation import Installation
     from hs_server.plan import LaunchPlan, LaunchRequest
 
-__all__ = ["LaunchOptions", "launch"]
+__all__ = ["LaunchOptions", "dry_run", "launch"]
 
 _POLL_S = 0.25
 _PROBE_TIMEOUT_S = 5.0
@@ -67,13 +77,39 @@ def launch(request: LaunchRequest, options: LaunchOptions, environment: Mapping[
     Raises:
         HsError: the launch was refused, failed, or was interrupted; nothing is left running then.
     """
-    plan = make_plan(request, environment)
-    version = check_sglang(capture=request.capture is not None)
-    check_plugins(plan, view_plugins(environment))
+    plan, source = _checked_plan(request, environment)
     store = RecordStore(state_folder(environment))
     store.create()
     with _signals_held():
-        return _run(plan, options, store=store, version=version)
+        return _run(plan, options, store=store, source=source)
+
+
+def dry_run(request: LaunchRequest, environment: Mapping[str, str], *, assume_version: str | None = None) -> int:
+    """Print what a launch would run, and start nothing.
+
+    Args:
+        request: the launch.
+        environment: the surrounding one.
+        assume_version: the SGLang version to plan for, whatever is installed; None for the installed one, which is
+            then checked as a launch would check it.
+
+    Raises:
+        HsError: a launch would be refused.
+    """
+    if assume_version is None:
+        plan, _ = _checked_plan(request, environment)
+    else:
+        plan = make_plan(request, environment, sglang_version=assume_version)
+    for line in dry_run_lines(plan, environment):
+        _say(line)
+    return 0
+
+
+def _checked_plan(request: LaunchRequest, environment: Mapping[str, str]) -> tuple[LaunchPlan, Installation | None]:
+    """The plan for the installed SGLang and, in source mode, its patched installation."""
+    plan = make_plan(request, environment, sglang_version=check_sglang())
+    check_plugins(plan, view_plugins(environment))
+    return plan, check_source(plan)
 
 
 @contextlib.contextmanager
@@ -86,7 +122,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, version: str) -> int:
+def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, source: Installation | None) -> int:
     request = plan.request
     with store.lock(request.port):
         _clear_leftovers(store, request.port)
@@ -94,8 +130,8 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, versio
         if request.capture is not None:
             prepare_dump_dir(request.capture.dump_dir)
         log = (options.log or store.log_path(request.port)).absolute()
-        _announce(plan, version=version, log=log)
-        server = _Server.start(plan, log=log, store=store, tied=not options.detach)
+        _announce(plan, log=log)
+        server = _Server.start(plan, log=log, store=store, tied=not options.detach, source=source)
         try:
             server.wait_ready(timeout_s=options.startup_timeout_s, doctor=options.doctor)
         except _StopAskedError as asked:
@@ -125,17 +161,27 @@ class _Server:
     """A running server and what the launcher knows of it."""
 
     def __init__(
-        self, plan: LaunchPlan, child: subprocess.Popen[bytes], *, record: LaunchRecord, log: Path, store: RecordStore
+        self,
+        plan: LaunchPlan,
+        child: subprocess.Popen[bytes],
+        *,
+        record: LaunchRecord,
+        log: Path,
+        store: RecordStore,
+        source: Installation | None,
     ) -> None:
         self._plan = plan
         self._child = child
         self._record = record
         self._log = log
         self._store = store
+        self._source = source
         self._sentinel: Sentinel | None = None
 
     @classmethod
-    def start(cls, plan: LaunchPlan, *, log: Path, store: RecordStore, tied: bool) -> _Server:
+    def start(
+        cls, plan: LaunchPlan, *, log: Path, store: RecordStore, tied: bool, source: Installation | None
+    ) -> _Server:
         """Start SGLang and note it.
 
         Raises:
@@ -153,7 +199,7 @@ class _Server:
             child, group = start_group(
                 plan.argv, environment=plan.environment, log=stream, launch_id=plan.launch_id, tied=tied
             )
-        server = cls(plan, child, record=_record(plan, group, log=log), log=log, store=store)
+        server = cls(plan, child, record=_record(plan, group, log=log), log=log, store=store, source=source)
         try:
             store.write(server._record)
             server._sentinel = Sentinel.post(group)
@@ -254,8 +300,10 @@ class _Server:
                 break
             self._check_running("while its start-up markers were awaited")
             if time.monotonic() > deadline:
-                raise PreflightError(why_not_armed(state, self._log))
+                raise PreflightError(why_not_armed(state, self._log, source=self._source))
             _pause(_POLL_S)
+        if (reason := wrong_way(state, mode=self._plan.capture_mode, source=self._source)) is not None:
+            raise PreflightError(reason)
         for line in capture_lines(state):
             _say(line)
 
@@ -324,8 +372,11 @@ def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:
     )
 
 
-def _announce(plan: LaunchPlan, *, version: str, log: Path) -> None:
-    _say(f"launching SGLang {version}, profile {plan.profile.name}: {plan.request.model_path}")
+def _announce(plan: LaunchPlan, *, log: Path) -> None:
+    mode = f", {plan.capture_mode} mode" if plan.capture_mode else ""
+    _say(f"launching SGLang {plan.sglang.text}, profile {plan.profile.name}{mode}: {plan.request.model_path}")
+    if plan.sglang.unread:
+        _say(f"          {plan.sglang.unread}")
     if plan.overridden:
         _say(f"          given after --, so not from the profile: {' '.join(plan.overridden)}")
     if plan.request.capture is not None:

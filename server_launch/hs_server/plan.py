@@ -12,8 +12,10 @@ from hs_formats.boundaries import boundary_table, resolve_boundaries
 from hs_formats.errors import FormatError, UsageError
 from hs_server import env
 from hs_server.arguments import Topology, merge_arguments, refuse_launcher_flags
+from hs_server.capture_mode import AUTO, choose_mode, mode_arguments, refuse_unknown_flags
 from hs_server.model_config import ModelConfig, read_model_config
 from hs_server.profiles import Profile, find_profile, nccl_environment
+from hs_server.versions import Release, release
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +31,7 @@ _OWN_VARIABLES = (
     env.BOUNDARIES,
     env.WRITERS,
     env.NONCE,
+    env.MODE,
     "SGLANG_HS_CPU_PROFILE",
     ENV_LAUNCH_ID,
 )
@@ -42,6 +45,7 @@ class CaptureRequest:
     boundaries: tuple[int, ...] | None = None
     eagle_ids: tuple[int, ...] | None = None
     writers: str = "first"
+    mode: str = AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +65,13 @@ class LaunchPlan:
     """All that is needed to start the server.
 
     `boundaries` is None where they are left to the capture inside SGLang, which then knows the depth of the model.
+    `capture_mode` is ``plugin`` or ``source``, or empty where nothing is captured.
     """
 
     request: LaunchRequest
     profile: Profile
+    sglang: Release
+    capture_mode: str
     launch_id: str
     nonce: str
     argv: tuple[str, ...]
@@ -94,20 +101,27 @@ class LaunchPlan:
         return boundary_table(self.boundaries, self.model.num_layers)
 
 
-def make_plan(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchPlan:
+def make_plan(request: LaunchRequest, environment: Mapping[str, str], *, sglang_version: str = "unknown") -> LaunchPlan:
     """Work out a launch for `request` from the surrounding `environment`; starts and writes nothing.
 
     Raises:
         UsageError: profile, model, boundaries or pass-through arguments are wrong.
+        PreflightError: this version of SGLang cannot do it.
     """
+    sglang = release(sglang_version)
     if Path(request.model_path).is_dir():
         # Clients, elsewhere, take tokenizer and model from the path that the server tells.
         request = replace(request, model_path=str(Path(request.model_path).absolute()))
     profile = find_profile(request.profile)
     refuse_launcher_flags(request.pass_through)
+    refuse_unknown_flags(request.pass_through, sglang)
     model = read_model_config(request.model_path, pass_through=request.pass_through)
     topology = Topology.of(request.pass_through)
+    architectures = model.architectures if model else ()
     boundaries = _boundaries(request.capture, profile=profile, model=model)
+    capture_mode = ""
+    if request.capture is not None:
+        capture_mode = choose_mode(request.capture.mode, sglang, architectures=architectures)
     nonce = secrets.token_hex(8)
     launch_id = secrets.token_hex(8)
     wanted = profile.arguments
@@ -119,8 +133,12 @@ def make_plan(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchP
         added |= cpu_environment(
             environment,
             model_path=request.model_path,
-            architectures=model.architectures if model else (),
+            architectures=architectures,
             ranks=topology.local_ranks,
+        )
+    if capture_mode:
+        wanted += mode_arguments(
+            capture_mode, sglang, architectures=architectures, topology=topology, given=request.pass_through
         )
     kept, overridden = merge_arguments(wanted, request.pass_through)
     argv = (
@@ -138,10 +156,12 @@ def make_plan(request: LaunchRequest, environment: Mapping[str, str]) -> LaunchP
         # SGLang renames its processes, which otherwise overwrites the environment that /proc shows.
         added["SPT_NOENV"] = "1"
     if request.capture is not None:
-        added |= _capture_environment(request.capture, boundaries=boundaries, nonce=nonce)
+        added |= _capture_environment(request.capture, boundaries=boundaries, nonce=nonce, mode=capture_mode)
     return LaunchPlan(
         request=request,
         profile=profile,
+        sglang=sglang,
+        capture_mode=capture_mode,
         launch_id=launch_id,
         nonce=nonce,
         argv=argv,
@@ -172,8 +192,10 @@ def _boundaries(
     return None if given is None else tuple(sorted(given))
 
 
-def _capture_environment(capture: CaptureRequest, *, boundaries: tuple[int, ...] | None, nonce: str) -> dict[str, str]:
-    added = {env.DUMP_DIR: str(capture.dump_dir), env.WRITERS: capture.writers, env.NONCE: nonce}
+def _capture_environment(
+    capture: CaptureRequest, *, boundaries: tuple[int, ...] | None, nonce: str, mode: str
+) -> dict[str, str]:
+    added = {env.DUMP_DIR: str(capture.dump_dir), env.WRITERS: capture.writers, env.NONCE: nonce, env.MODE: mode}
     if boundaries is not None:
         added[env.BOUNDARIES] = ",".join(map(str, boundaries))
     return added

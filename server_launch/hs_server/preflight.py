@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import importlib.util
-import re
 import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError
+from hs_server.capture.mode import PLUGIN, SOURCE
+from hs_server.patch.installation import find_installation
 from hs_server.processes import command_line, port_owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hs_server.patch.installation import Installation
     from hs_server.plan import LaunchPlan
 
 __all__ = [
@@ -27,14 +29,13 @@ __all__ = [
     "check_plugins",
     "check_port",
     "check_sglang",
+    "check_source",
     "view_plugins",
 ]
 
 PLUGIN_GROUP = "sglang.srt.plugins"
 CAPTURE_PLUGIN = "hs_capture"
 CPU_PLUGIN = "hs_cpu_profile"
-
-_FIRST_WITH_PLUGINS = (0, 5, 11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,12 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
     Raises:
         PreflightError: it would not.
     """
-    needed = [CAPTURE_PLUGIN] if plan.request.capture is not None else []
+    needed = [CAPTURE_PLUGIN] if plan.capture_mode == PLUGIN else []
     if plan.profile.cpu:
+        if not plan.sglang.plugins:
+            raise PreflightError(
+                f"the profile cpu needs a plugin, and SGLang {plan.sglang.text} has none\n  use SGLang 0.5.11 or newer"
+            )
         # Without it MLA models run, and give wrong states without a word.
         needed.append(CPU_PLUGIN)
     for plugin in needed:
@@ -83,11 +88,11 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
             raise PreflightError(reason)
 
 
-def check_sglang(*, capture: bool) -> str:
-    """The version of the installed SGLang.
+def check_sglang() -> str:
+    """The version of the installed SGLang, "unknown" where it has no metadata.
 
     Raises:
-        PreflightError: there is none, or it is too old to load plugins.
+        PreflightError: there is none.
     """
     if importlib.util.find_spec("sglang") is None:
         raise PreflightError(
@@ -95,16 +100,23 @@ def check_sglang(*, capture: bool) -> str:
             "  run hs-server from SGLang's own environment, with hs-extract installed there"
         )
     try:
-        version = importlib.metadata.version("sglang")
+        return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-    if capture and numbers and numbers < _FIRST_WITH_PLUGINS:
-        raise PreflightError(
-            f"SGLang {version} has no plugins; the capture needs 0.5.11 or newer\n"
-            "  upgrade SGLang, or launch with --no-capture"
-        )
-    return version
+
+
+def check_source(plan: LaunchPlan) -> Installation | None:
+    """In source mode the patched installation that the server will import; None in plugin mode.
+
+    Raises:
+        PreflightError: it is not patched, or not what would run.
+    """
+    if plan.capture_mode != SOURCE:
+        return None
+    installation = find_installation()
+    if (reason := installation.reason_not_patched()) is not None:
+        raise PreflightError(reason)
+    return installation
 
 
 def check_port(host: str, port: int) -> None:

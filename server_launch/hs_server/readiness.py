@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.control import ControlFolder, Marker
@@ -16,9 +17,19 @@ from hs_server.capture.errors import REFUSAL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-__all__ = ["ArmedState", "armed_state", "capture_lines", "http_status", "log_tail", "refusal", "why_not_armed"]
+    from hs_server.patch.installation import Installation
+
+__all__ = [
+    "ArmedState",
+    "armed_state",
+    "capture_lines",
+    "http_status",
+    "log_tail",
+    "refusal",
+    "why_not_armed",
+    "wrong_way",
+]
 
 _FAILED_PLUGIN = re.compile(r"Failed to \w+ .*\b(?:hs_capture|hs_cpu_profile|hs_server)\b", re.ASCII)
 # The last line of a traceback: not indented, `module.Error: text`.
@@ -57,10 +68,37 @@ def capture_lines(state: ArmedState) -> list[str]:
     first = state.markers[0]
     copies = f" ({first.copies} copies)" if first.copies > 1 else ""
     ranks = f"{len(state.markers)} of {state.expected} ranks"
+    way = f", from {first.source_file}" if first.source_file else ""
     return [
-        f"capture   armed on {ranks}: {first.boundaries} and last state, {first.dtype}, writers {first.writers}",
+        f"capture   armed on {ranks}{way}: {first.boundaries} and last state, {first.dtype}, writers {first.writers}",
         f"          {first.bytes_per_token * first.copies:,} bytes per token{copies}",
     ]
+
+
+def wrong_way(state: ArmedState, *, mode: str, source: Installation | None) -> str | None:
+    """Why the ranks' capture came in another way than the launch meant, with the remedy; None where it did not.
+
+    Args:
+        state: the markers.
+        mode: ``plugin`` or ``source``.
+        source: in source mode, the patched installation.
+    """
+    for marker in state.markers:
+        if marker.capture_mode != mode:
+            return (
+                f"rank {marker.rank} captures in {marker.capture_mode} mode, not in {mode} mode\n"
+                "  hs-extract is there twice: see `pip list` in the server's environment"
+            )
+        if source is None:
+            continue
+        if Path(marker.source_file).resolve() != source.file.resolve():
+            return (
+                f"rank {marker.rank} runs {marker.source_file}, not {source.file}\n"
+                "  there are two installations of SGLang: take one off PYTHONPATH, or patch the other"
+            )
+        if marker.source_sha256 != source.sha256():
+            return f"{source.file} was changed while the server started\n  launch again"
+    return None
 
 
 def http_status(host: str, port: int, path: str, *, timeout_s: float) -> int | None:
@@ -96,8 +134,8 @@ def refusal(log: Path) -> str | None:
     return None
 
 
-def why_not_armed(state: ArmedState, log: Path) -> str:
-    """The likely cause of missing markers, from what the log says about our plugins."""
+def why_not_armed(state: ArmedState, log: Path, *, source: Installation | None = None) -> str:
+    """The likely cause of missing markers, from what the log says about our plugins; `source` as for `wrong_way`."""
     if (reason := refusal(log)) is not None:
         return f"the capture refused to start: {reason}\n  log: {log}"
     if state.markers:
@@ -106,6 +144,12 @@ def why_not_armed(state: ArmedState, log: Path) -> str:
     else:
         head = "SGLang answers, but no rank armed its capture"
     said = _plugin_errors(_lines(log))
+    if source is not None:
+        return (
+            f"{head}, although {source.file} is patched\n"
+            "  the server runs another file or old bytecode: see `hs-server patch --check`\n"
+            f"  log: {log}"
+        )
     if not said:
         return f"{head}, and its log does not say why\n  log: {log}\n  to serve without capturing: --no-capture"
     return "\n".join([f"{head}; its log says:", *(f"  {line}" for line in said), f"  log: {log}"])

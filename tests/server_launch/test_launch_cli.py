@@ -16,7 +16,7 @@ HELP_FILE = Path(__file__).parents[2] / "docs" / "cli_help" / "hs-server.txt"
 
 def help_text(capsys: pytest.CaptureFixture[str]) -> str:
     pages = []
-    for command in ((), ("launch",), ("status",), ("stop",)):
+    for command in ((), ("launch",), ("status",), ("stop",), ("patch",)):
         with pytest.raises(SystemExit) as ended:
             cli.main([*command, "--help"])
         assert ended.value.code == 0

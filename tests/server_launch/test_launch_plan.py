@@ -103,6 +103,7 @@ def test_capture_environment(model: str) -> None:
         "SGLANG_HS_DUMP_DIR": "/scratch",
         "SGLANG_HS_BOUNDARIES": "3,31,59",
         "SGLANG_HS_WRITERS": "spread",
+        "SGLANG_HS_MODE": "plugin",
         "SGLANG_HS_NONCE": plan.nonce,
         "SGLANG_HS_RING_BYTES": "1",
     }
@@ -115,6 +116,7 @@ def test_no_capture_leaves_no_variable_of_the_surrounding_shell(model: str) -> N
         "SGLANG_HS_BOUNDARIES": "1",
         "SGLANG_HS_WRITERS": "all",
         "SGLANG_HS_NONCE": "0" * 16,
+        "SGLANG_HS_MODE": "source",
         "SGLANG_HS_CPU_PROFILE": "1",
     }
     plan = plan_of(model, capture=None, environment=surrounding)

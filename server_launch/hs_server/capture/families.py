@@ -10,6 +10,7 @@ attribute is called proves nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ __all__ = [
     "check_reduction",
     "decoder_layers",
     "family_of",
+    "family_of_architectures",
+    "source_architectures",
 ]
 
 MODELS_PACKAGE = "sglang.srt.models"
@@ -92,6 +95,24 @@ WRAPPERS: dict[str, str] = {
 """Multimodal classes whose ``language_model`` is a CausalLM of `FAMILIES` that is called whole, and their names."""
 
 _INNER_SETTER = "set_eagle3_layers_to_capture"
+
+
+def source_architectures() -> frozenset[str]:
+    """Names, as in a model's config, of the classes that run the file which `hs-server patch` is for."""
+    return frozenset(name.rpartition(".")[2] for name in (*FAMILIES[0].classes, *WRAPPERS))
+
+
+def family_of_architectures(architectures: Sequence[str]) -> Family | None:
+    """The family that a model's config names, so far as it can be told without loading the model.
+
+    A wrapper's language model is a DeepSeek.
+    """
+    if source_architectures().intersection(architectures):
+        return FAMILIES[0]
+    for family in FAMILIES:
+        if any(name.rpartition(".")[2] in architectures for name in family.classes):
+            return family
+    return None
 
 
 def family_of(model: Any) -> Family:

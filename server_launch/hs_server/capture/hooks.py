@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hs_server.capture.errors import CaptureRefused
+from hs_server.capture.mode import PLUGIN, claim
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
 from hs_server.capture.start import start_capture
@@ -33,8 +34,12 @@ class Hooks:
     """The hooks and the session they feed. One instance a process."""
 
     def __init__(self, settings: CaptureSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._session: CaptureSession | None = None
+
+    def adopt(self, session: CaptureSession) -> None:
+        """From here on batches go to `session`."""
+        self._session = session
 
     def after_load_model(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Start the capture for the target model; a refusal ends the process, and with it the launch."""
@@ -43,7 +48,7 @@ class Hooks:
             return result
         try:
             self._check_applied()
-            self._session = start_capture(runner, self._settings)
+            self.adopt(start_capture(runner, self.settings))
         except CaptureRefused:
             raise
         except Exception as error:
@@ -85,12 +90,16 @@ class Hooks:
         **kwargs: Any,
     ) -> Any:
         """Keep the states of an armed forward pass. The signature is that of SGLang 0.5.9 to 0.5.23."""
-        session = self._session
-        if session is not None and session.armed:
-            session.observe(hidden_states, aux_hidden_states)
+        self.observe(hidden_states, aux_hidden_states)
         return original(
             processor, input_ids, hidden_states, lm_head, logits_metadata, aux_hidden_states, *args, **kwargs
         )
+
+    def observe(self, last: Any, aux: Any) -> None:
+        """Keep what the model hands to its logits processor, if the forward pass has rows of ours."""
+        session = self._session
+        if session is not None and session.armed:
+            session.observe(last, aux)
 
     @staticmethod
     def _check_applied() -> None:
@@ -103,8 +112,10 @@ class Hooks:
 
 
 def register() -> None:
-    """Register the hooks with SGLang's registry, which applies them when all plugins have run."""
+    """Register the hooks with SGLang's registry, which applies them when all plugins have run; not in source mode."""
     try:
+        if not claim(PLUGIN):
+            return
         hooks = Hooks(CaptureSettings.from_environment())
     except CaptureRefused as error:
         logger.error("%s", error)  # noqa: TRY400  # SGLang logs the traceback

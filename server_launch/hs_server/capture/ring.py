@@ -61,7 +61,8 @@ class HostRing:
     """
 
     def __init__(self, slots: int, shape: tuple[int, int, int], dtype: torch.dtype, *, pinned: bool) -> None:
-        memory = torch.empty((slots, *shape), dtype=dtype, pin_memory=pinned)
+        # The device is named because source mode gets here while the model is built, with the GPU as default device.
+        memory = torch.empty((slots, *shape), dtype=dtype, device="cpu", pin_memory=pinned)
         self.slots = [RingSlot(index, memory[index], self._put_back) for index in range(slots)]
         self.bytes = int(memory.numel() * memory.element_size())
         self._pool = Pool(self.slots)

@@ -26,6 +26,7 @@ from hs_server.capture.families import arm_model, check_reduction, decoder_layer
 from hs_server.capture.guards import check_settings
 from hs_server.capture.identity import model_hash
 from hs_server.capture.layer_probe import LayerProbe
+from hs_server.capture.mode import Way
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
@@ -38,32 +39,40 @@ __all__ = ["start_capture"]
 logger = logging.getLogger(__name__)
 
 _WRITER_THREADS = 2
-_CAPTURE_MODE = "plugin"
 
 _held: list[HeldMarker] = []
 """Keeps the marker locked for the life of the process."""
 
 
-def start_capture(runner: Any, settings: CaptureSettings) -> CaptureSession:
+def start_capture(
+    runner: Any, settings: CaptureSettings, *, model: Any = None, way: Way | None = None
+) -> CaptureSession:
     """Arm the model of a ``ModelRunner`` and leave this process's marker.
+
+    Args:
+        runner: the ``ModelRunner``.
+        settings: what the environment asks for.
+        model: the model, where the runner does not have it yet because it is still being loaded.
+        way: how the capture came in, for the marker; None: as the plugin.
 
     Raises:
         CaptureRefused: states would be wrong or missing; says why and what to do.
     """
+    model = runner.model if model is None else model
     check_settings(runner.server_args)
-    meta, marker, table = _describe(runner, settings)
-    check_reduction(runner.model, runner.server_args, tp_size=meta.tp_size, sglang_version=meta.sglang_version)
+    meta, marker, table = _describe(runner, settings, way or Way())
+    check_reduction(model, runner.server_args, tp_size=meta.tp_size, sglang_version=meta.sglang_version)
     control = ControlFolder(settings.dump_dir)
     try:
         control.create()
         ring = FailureRing(control.failure_path(os.getpid(), meta.tp_rank))
     except (OSError, FormatError) as error:
         raise CaptureRefused(f"scratch {settings.dump_dir} cannot be used: {error}") from error
-    arm_model(runner.model, tuple(meta.boundaries))
+    arm_model(model, tuple(meta.boundaries))
     failed = FailedRids(ring)
     writer = PartWriter(settings.dump_dir, failed, threads=_WRITER_THREADS)
     copy_path = _make_copy_path(runner, settings, meta, writer, failed)
-    probe = LayerProbe(decoder_layers(runner.model), meta.boundaries)
+    probe = LayerProbe(decoder_layers(model), meta.boundaries)
     session = CaptureSession(meta, copy_path, failed, probe=probe)
     try:
         _publish_statistics(control, marker, session, copy_path, writer, failed)
@@ -108,7 +117,7 @@ def _publish_statistics(
     session.after_canary = publisher.nudge
 
 
-def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker, list[str]]:
+def _describe(runner: Any, settings: CaptureSettings, way: Way) -> tuple[PartMeta, Marker, list[str]]:
     args, model_config = runner.server_args, runner.model_config
     text_config = model_config.hf_text_config
     num_layers, hidden_size = int(text_config.num_hidden_layers), int(text_config.hidden_size)
@@ -116,7 +125,7 @@ def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker,
         boundaries = resolve_boundaries(num_layers, boundaries=settings.boundaries)
     except FormatError as error:
         raise CaptureRefused(str(error)) from None
-    dtype = str(runner.dtype).removeprefix("torch.")
+    dtype = str(model_config.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise CaptureRefused(f"states of dtype {dtype} are not supported; launch with --dtype bfloat16")
     ranks = _ranks(runner)
@@ -133,7 +142,7 @@ def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker,
         "writers": settings.writers,
         "expected_ranks": expected,
         "sglang_version": version,
-        "capture_mode": _CAPTURE_MODE,
+        "capture_mode": way.mode,
         "nonce": settings.nonce,
         **{key: value for key, value in ranks.items() if key != "tp_rank"},
     }
@@ -149,6 +158,8 @@ def _describe(runner: Any, settings: CaptureSettings) -> tuple[PartMeta, Marker,
         context_length=int(model_config.context_len),
         chunk_size=_chunk_size(args),
         hs_version=importlib.metadata.version("hs-extract"),
+        source_file=way.source_file,
+        source_sha256=way.source_sha256,
         settings={
             name: getattr(args, name, None)
             for name in ("disable_cuda_graph", "disable_radix_cache", "disable_overlap_schedule", "max_prefill_tokens")
