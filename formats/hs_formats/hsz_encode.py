@@ -27,7 +27,7 @@ __all__ = ["Facts", "encode"]
 Array = npt.NDArray[Any]
 
 _OFFSET_ROWS = 64
-_SAMPLE_WORDS = 1 << 14
+_SAMPLE_WORDS = 1 << 13
 _CODED_BELOW_BITS = 7.8
 """Above this entropy of a byte the Huffman coder saves less than it costs."""
 

@@ -18,7 +18,7 @@ OPAQUE_BYTES = 1 << 20
 MAX_GROUP_BYTES = 64 << 20
 """No piece is larger, whatever a file says: what bounds the memory of encoder and decoder."""
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 2 << 20
 _GROUP_BYTES = 8 << 20
 
 
@@ -67,7 +67,7 @@ class Floats:
 
     @property
     def group_rows(self) -> int:
-        """Rows coded together: 1 MiB of each slot, 8 MiB of all slots at most."""
+        """Rows coded together: 2 MiB of each slot, 8 MiB of all slots at most."""
         slot_row_bytes = self.channels * self.words.itemsize
         rows = max(1, min(_CHUNK_BYTES // slot_row_bytes, _GROUP_BYTES // self.row_bytes))
         step = block_rows(self.channels)

@@ -37,8 +37,11 @@ Transform = Literal["exponent", "bytes"]
 BLOCK_WORDS = 1 << 16
 """Words handled at once: their planes and temporaries stay within 512 KiB of cache."""
 
+_NONE_BELOW_ROWS = 16
 _OCTAVES_BELOW_ROWS = 512
-"""In shorter tensors finer offsets than whole octaves cost more space than they save."""
+"""In shorter tensors any offsets, or finer ones than whole octaves, cost more space than they save."""
+
+_FRACTION_BITS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,22 @@ def row_blocks(rows: int, channels: int) -> Iterator[tuple[int, int]]:
 
 
 def channel_offsets(sample: Array, words: Words, *, rows: int) -> Array:
-    """Offsets [H] for `exponent` from bit patterns [r, H] of some rows of a tensor of `rows` rows."""
-    offsets: Array = np.median(sample & words.dtype.type(words.magnitude), axis=0).astype(words.dtype)
-    if rows < _OCTAVES_BELOW_ROWS:
-        offsets &= words.dtype.type(words.magnitude >> words.mantissa_bits << words.mantissa_bits)
+    """Offsets [H] for `exponent` from bit patterns [r, H] of at most 255 rows of a tensor of `rows` rows.
+
+    Each is the median magnitude, found by bisection over the bits: many times faster here than sorting.
+    """
+    mantissa_bits = words.mantissa_bits
+    fine_bits = 0 if rows < _OCTAVES_BELOW_ROWS else min(mantissa_bits, _FRACTION_BITS)
+    offsets = np.zeros(sample.shape[1], words.dtype)
+    if rows < _NONE_BELOW_ROWS:
+        return offsets
+    magnitudes = sample & words.dtype.type(words.magnitude)
+    reached = np.empty(sample.shape, np.bool_)
+    for bit in range(8 * words.itemsize - 2, mantissa_bits - fine_bits - 1, -1):
+        candidate = offsets | words.dtype.type(1 << bit)
+        np.greater_equal(magnitudes, candidate, out=reached)
+        enough = np.add.reduce(reached, axis=0, dtype=np.uint8) >= (len(sample) + 1) // 2
+        np.copyto(offsets, candidate, where=enough)
     return offsets
 
 
@@ -143,10 +158,8 @@ def split_block(block: Array, words: Words, offsets: Array | None, planes: Seque
 
 def _split_16(block: Array, offsets: Array | None, planes: Sequence[Array], *, exponent: bool) -> None:
     shape = (block.shape[0], block.shape[1])
-    shifted = _scratch.get("shifted16", "<u2", shape)
     if not exponent:
-        np.right_shift(block, np.uint16(8), out=shifted)
-        planes[0][...] = shifted
+        np.right_shift(block, np.uint16(8), out=planes[0], casting="unsafe")
         planes[1][...] = block
         return
     word = _scratch.get("word16", "<u2", shape)
@@ -154,12 +167,11 @@ def _split_16(block: Array, offsets: Array | None, planes: Sequence[Array], *, e
         word[...] = block
     else:
         np.subtract(block, offsets, out=word)
-    np.right_shift(word, np.uint16(7), out=shifted)
-    planes[0][...] = shifted
+    np.right_shift(word, np.uint16(7), out=planes[0], casting="unsafe")  # the cast keeps the low byte
     np.bitwise_and(word, _SIGN_AND_LOW, out=word)
+    shifted = _scratch.get("shifted16", "<u2", shape)
     np.right_shift(word, np.uint16(8), out=shifted)
-    np.bitwise_or(word, shifted, out=word)
-    planes[1][...] = word
+    np.bitwise_or(word, shifted, out=planes[1], casting="unsafe")
 
 
 def merge_block(planes: Sequence[Array], words: Words, offsets: Array | None, out: Array) -> None:
@@ -194,11 +206,11 @@ def _merge_16(planes: Sequence[Array], offsets: Array | None, out: Array, *, exp
     word[...] = planes[0]
     low[...] = planes[1]
     if exponent:
-        np.left_shift(word, np.uint16(7), out=word)
+        np.multiply(word, np.uint16(1 << 7), out=word)  # faster than a shift
         np.multiply(low, _TWICE, out=low)
         np.bitwise_and(low, _SIGN_AND_LOW, out=low)
     else:
-        np.left_shift(word, np.uint16(8), out=word)
+        np.multiply(word, np.uint16(1 << 8), out=word)
     if offsets is None:
         np.bitwise_or(word, low, out=out)
     else:
