@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError, UsageError
 from hs_server.arguments import flag_value, names_flag
-from hs_server.capture.families import family_of_architectures, source_architectures
+from hs_server.capture.families import FUSION_OFF, family_of_architectures, source_architectures
 from hs_server.capture.mode import PLUGIN, SOURCE
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "choose_mode", "mode_arguments", "refuse_unknown_flags"]
 
 AUTO = "auto"
-
-_FUSION_OFF = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
 def choose_mode(wanted: str, release: Release, *, architectures: Sequence[str]) -> str:
@@ -73,8 +71,8 @@ def mode_arguments(
                 )
         added += release.prefill_graphs_off
     family = family_of_architectures(architectures)
-    if topology.tp > 1 and family is not None and release.assumed < family.reduced_since and release.takes(_FUSION_OFF):
-        added.append((_FUSION_OFF, None))
+    if topology.tp > 1 and family is not None and release.assumed < family.reduced_since and release.takes(FUSION_OFF):
+        added.append((FUSION_OFF, None))
     return tuple(added)
 
 

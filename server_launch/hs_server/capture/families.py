@@ -18,6 +18,7 @@ from hs_server.capture.errors import CaptureRefused
 
 __all__ = [
     "FAMILIES",
+    "FUSION_OFF",
     "MODELS_PACKAGE",
     "WRAPPERS",
     "Family",
@@ -93,6 +94,9 @@ WRAPPERS: dict[str, str] = {
     "kimi_vl.KimiVLForConditionalGeneration": "Kimi-VL",
 }
 """Multimodal classes whose ``language_model`` is a CausalLM of `FAMILIES` that is called whole, and their names."""
+
+FUSION_OFF = "--enforce-disable-flashinfer-allreduce-fusion"
+_FUSION_OFF_SINCE: Version = (0, 5, 10)
 
 _INNER_SETTER = "set_eagle3_layers_to_capture"
 
@@ -176,10 +180,13 @@ def check_reduction(model: Any, server_args: Any, *, tp_size: int, sglang_versio
     ]
     if tp_size > 1 and fused and _version(sglang_version) < family.reduced_since:
         since = ".".join(map(str, family.reduced_since))
+        remedy = f"launch with {FUSION_OFF}"
+        if _version(sglang_version) < _FUSION_OFF_SINCE:
+            remedy = f"use SGLang 0.5.10 or newer, which has {FUSION_OFF}, or --tp-size 1"
         raise CaptureRefused(
             f"{fused[0]}={getattr(server_args, fused[0])}: before SGLang {since}, {family.name} captures each TP "
             "rank's part of a sum where the all-reduce is fused; "
-            "launch with --enforce-disable-flashinfer-allreduce-fusion"
+            f"{remedy}"
         )
 
 
