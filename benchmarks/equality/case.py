@@ -272,5 +272,6 @@ def _differences(comparisons: list[dict[str, Any]], rounding: float) -> list[str
         worst = max(item["max_relative"], default=0.0)
         limit = 0.0 if item["against"] == "rank 0" else rounding
         if worst > limit or (limit == 0.0 and item["bit_equal"] < item["records"]):
-            found.append(f"{item['arm']}, {item['what']} against {item['against']}: relative difference {worst:.1e} > {limit:.1e}")
+            what = f"{item['arm']}, {item['what']} against {item['against']}"
+            found.append(f"{what}: relative difference {worst:.1e}, above {limit:.1e}")
     return found
