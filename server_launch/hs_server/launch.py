@@ -20,6 +20,7 @@ from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
 from hs_server.dry_run import dry_run_lines
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.errors import LaunchInterrupted
+from hs_server.orphans import launch_variables
 from hs_server.plan import make_plan
 from hs_server.preflight import check_plugins, check_port, check_sglang, check_source, view_plugins
 from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take_signal
@@ -197,7 +198,11 @@ class _Server:
             raise UsageError(f"log {log} cannot be written: {error.strerror}\n  choose another with --log") from None
         with stream:
             child, group = start_group(
-                plan.argv, environment=plan.environment, log=stream, launch_id=plan.launch_id, tied=tied
+                plan.argv,
+                environment=plan.environment | launch_variables(port=plan.request.port, state=store.state),
+                log=stream,
+                launch_id=plan.launch_id,
+                tied=tied,
             )
         server = cls(plan, child, record=_record(plan, group, log=log), log=log, store=store, source=source)
         try:
@@ -233,10 +238,11 @@ class _Server:
                 said = time.monotonic()
                 _say(f"          still starting after {waited_s:.0f} s: {' '.join(log_tail(self._log, lines=1))[:110]}")
             _pause(_POLL_S)
+        answered_s = time.monotonic() - started
         self._check_armed()
+        _say(f"          answers after {answered_s:.0f} s")
         self._examine(doctor=doctor)
         self._record = self._store.mark_ready(self._record)
-        _say(f"          answers after {time.monotonic() - started:.0f} s")
 
     def wait_end(self) -> None:
         """Wait until SGLang ends by itself.

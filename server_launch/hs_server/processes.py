@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessInfo", "boot_id", "command_line", "has_variable", "list_processes", "port_owner", "process_info"]
+__all__ = [
+    "ProcessInfo",
+    "boot_id",
+    "command_line",
+    "has_variable",
+    "list_processes",
+    "port_owner",
+    "process_info",
+    "variables",
+]
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
@@ -66,11 +76,21 @@ def command_line(pid: int) -> str:
 
 def has_variable(pid: int, name: str, value: str) -> bool:
     """Whether `pid` was started with `name=value` in its environment."""
+    return f"{name}={value}".encode() in _environ(pid)
+
+
+def variables(pid: int, names: Iterable[str]) -> dict[str, str]:
+    """Those of the variables `names` that `pid` was started with; empty where it cannot be read."""
+    wanted = set(names)
+    pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in _environ(pid))
+    return {name: value for name, _, value in pairs if name in wanted}
+
+
+def _environ(pid: int) -> list[bytes]:
     try:
-        block = (_PROC / str(pid) / "environ").read_bytes()
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return f"{name}={value}".encode() in block.split(b"\0")
+        return []
 
 
 def port_owner(port: int) -> int | None:

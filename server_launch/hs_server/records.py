@@ -78,6 +78,7 @@ class RecordStore:
     """The records under one state folder."""
 
     def __init__(self, state: Path) -> None:
+        self.state = state
         self._folder = state / "servers"
 
     def create(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError, ServerLost, UsageError
+from hs_server.orphans import find_orphans
 from hs_server.readiness import armed_state, http_status
 from hs_server.records import LaunchRecord, RecordStore, state_folder
 
@@ -56,7 +57,7 @@ def stop(port: int | None, environment: Mapping[str, str]) -> int:
     store = RecordStore(state_folder(environment))
     records = _records(port, store)
     if not records:
-        raise ServerLost(f"no server launched by hs-server is running{_on(port)}")
+        return _stop_orphans(port, store)
     if len(records) > 1:
         ports = ", ".join(str(record.port) for record in records)
         raise UsageError(f"several servers are running\n  choose one with --port: {ports}")
@@ -67,6 +68,28 @@ def stop(port: int | None, environment: Mapping[str, str]) -> int:
     store.remove(record)
     killed = f" ({len(report.killed)} processes had to be killed)" if report is not None and report.killed else ""
     sys.stdout.write(f"stopped the server on port {record.port}{killed}\n")
+    return 0
+
+
+def _stop_orphans(port: int | None, store: RecordStore) -> int:
+    """End launches of this state folder whose record is lost.
+
+    Raises:
+        ServerLost: there are none, or something cannot be killed.
+        UsageError: they are of several ports, and none was given.
+    """
+    found = find_orphans(store.state, port=port)
+    if not found:
+        raise ServerLost(f"no server launched by hs-server is running{_on(port)}")
+    ports = sorted({orphans.port for orphans in found})
+    if len(ports) > 1:
+        listed = ", ".join(map(str, ports))
+        raise UsageError(f"processes of several lost servers are left\n  choose one with --port: {listed}")
+    left = [pid for orphans in found for pid in orphans.group.stop().left]
+    if left:
+        raise ServerLost(f"these processes of the server cannot be killed: {left}")
+    count = sum(len(orphans.pids) for orphans in found)
+    sys.stdout.write(f"ended {count} processes of a server on port {ports[0]} whose record was lost\n")
     return 0
 
 

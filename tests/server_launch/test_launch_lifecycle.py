@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hs_server.orphans import find_orphans
 from hs_server.processes import has_variable, list_processes
 from hs_server.records import LaunchRecord, RecordStore
 from launching import FAKE_SGLANG, HsServer, free_port, wait_for_line
@@ -178,6 +179,38 @@ def test_left_over_processes_are_ended_by_the_next_launch(lab: Lab) -> None:
     done = server.run(*lab.launch_arguments("--detach"))
     assert done.returncode == 0, done.stderr
     assert "ending 2 left-over processes" in done.stdout
+    assert server.run("stop").returncode == 0
+    assert lab.survivors() == []
+
+
+def test_stop_ends_what_is_left_of_a_server_whose_record_is_lost(lab: Lab) -> None:
+    server = lab.server("stray")
+    assert server.run(*lab.launch_arguments("--detach")).returncode == 0
+    record = lab.record()
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    RecordStore(lab.state).remove(record)
+    left = [orphans.pids for orphans in find_orphans(lab.state)]
+    assert [len(pids) for pids in left] == [2]
+    # Another state folder's launches are nobody's business here.
+    stranger = HsServer(lab.folder / "other state", server.environment)
+    assert stranger.run("stop").returncode == 4
+    assert server.run("stop", "--port", str(free_port())).returncode == 4
+    assert len(lab.survivors()) == 2
+    done = server.run("stop")
+    assert done.returncode == 0, done.stderr
+    assert f"ended 2 processes of a server on port {lab.port}" in done.stdout
+    assert lab.survivors() == []
+
+
+def test_a_running_server_whose_record_is_lost_is_stopped_gently(lab: Lab) -> None:
+    server = lab.server()
+    assert server.run(*lab.launch_arguments("--detach")).returncode == 0
+    record = lab.record()
+    assert record is not None
+    RecordStore(lab.state).remove(record)
+    (orphans,) = find_orphans(lab.state, port=lab.port)
+    assert orphans.group == record.group
     assert server.run("stop").returncode == 0
     assert lab.survivors() == []
 

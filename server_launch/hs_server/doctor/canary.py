@@ -18,8 +18,8 @@ ALONE = 0
 TOGETHER = 1
 """Second attempt: the ranks write as the server is set."""
 
-PREFIX_TOKENS = 16
-"""Tokens that two of the prompts begin with."""
+PREFIX_TOKENS = 19
+"""Tokens that two of the prompts begin with; no usual chunk size, so that a chunk does not end with them."""
 
 _IDS = range(110, 400)
 """Token ids that every vocabulary has, above the special tokens that many begin with."""

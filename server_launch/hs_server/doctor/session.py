@@ -23,7 +23,7 @@ from hs_server.doctor.wire import Answer, Wire, WireError
 __all__ = ["CanarySession", "Times", "remove_leftovers"]
 
 _POLL_S = 0.01
-_IMPATIENT_S = 1.0
+_IMPATIENT_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)

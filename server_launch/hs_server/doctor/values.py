@@ -191,6 +191,7 @@ def _unlike(a: RankRecord, b: RankRecord) -> str:
 
 def _far(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     """Distance of each row and slot, of its size: [m, k+1]."""
-    size = np.maximum(np.linalg.norm(a, axis=2), np.linalg.norm(b, axis=2))
-    far: npt.NDArray[Any] = np.linalg.norm(a - b, axis=2) / np.maximum(size, np.finfo(np.float32).tiny)
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are a finding of their own
+        size = np.maximum(np.linalg.norm(a, axis=2), np.linalg.norm(b, axis=2))
+        far: npt.NDArray[Any] = np.linalg.norm(a - b, axis=2) / np.maximum(size, np.finfo(np.float32).tiny)
     return far
