@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Literal
@@ -32,14 +33,16 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option(
     "--server",
-    metavar="URL",
-    default="http://127.0.0.1:8000",
+    "servers",
+    metavar="URL[=SCRATCH]",
+    multiple=True,
+    default=["http://127.0.0.1:8000"],
     envvar="HS_SERVER",
     show_default=True,
-    help="The SGLang server.",
+    help="The SGLang server; repeat it for several, each with the scratch that it writes to.",
 )
 @_SCRATCH
 @click.option(
@@ -85,7 +88,7 @@ def cli() -> None:
     default=64,
     envvar="HS_CONCURRENCY",
     show_default=True,
-    help="Requests in flight at most.",
+    help="Requests in flight to each server at most.",
 )
 @click.option(
     "--part-timeout",
@@ -114,10 +117,10 @@ def cli() -> None:
 @click.option(
     "--request-timeout",
     type=click.FloatRange(1),
-    default=600.0,
+    default=1800.0,
     show_default=True,
     metavar="S",
-    help="Seconds that one answer may take.",
+    help="Seconds that one answer may take, its time in the server's queue included.",
 )
 @click.option(
     "--max-retries",
@@ -136,13 +139,18 @@ def cli() -> None:
     metavar="S",
     help="Seconds between lines where there is no terminal.",
 )
-@click.option("--dry-run", is_flag=True, help="Check and count, send nothing.")
+@click.option("--retry-rejected", is_flag=True, help="Look again at rows that earlier runs have rejected.")
+@click.option(
+    "--summary-json", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The summary, for programs."
+)
+@click.option("--dry-run", is_flag=True, help="Check, count and say what the run needs; send nothing.")
+@click.option("--force", is_flag=True, help="Go on where the plan says that the records cannot fit.")
 @click.option(
     "--no-doctor", is_flag=True, help="Do not have a server examined of which no `hs-server doctor` pass is on record."
 )
 def run(
     files: tuple[Path, ...],
-    server: str,
+    servers: tuple[str, ...],
     scratch: Path | None,
     dataset: str,
     tokenizer: str,
@@ -161,21 +169,24 @@ def run(
     limit: int | None,
     shard: str,
     progress_interval: float,
+    retry_rejected: bool,
+    summary_json: Path | None,
     dry_run: bool,
+    force: bool,
     no_doctor: bool,
 ) -> None:
     """Have the server capture every row of FILE, JSON lines with input_ids, text, prompt, messages or conversations.
 
     A repeated command goes on where the last one stopped: what is done is never sent again.
     """
+    from hs_client.chat_options import ChatOptions, parse_arguments, read_template
     from hs_client.run_command import run_command
-    from hs_client.settings import RunSettings, parse_shard
+    from hs_client.settings import RunSettings, parse_servers, parse_shard
     from hs_formats.control import default_scratch
 
     settings = RunSettings(
         files=files,
-        server=server.rstrip("/"),
-        scratch=(scratch or default_scratch()).absolute(),
+        servers=parse_servers(servers, scratch or default_scratch()),
         dataset=dataset,
         tokenizer=tokenizer,
         trust_remote_code=trust_remote_code,
@@ -191,8 +202,12 @@ def run(
         limit=limit,
         shard=parse_shard(shard),
         dry_run=dry_run,
+        force=force,
         doctor=not no_doctor,
         progress_interval_s=progress_interval,
+        retry_rejected=retry_rejected,
+        summary_json=summary_json,
+        command=shlex.join(["hs-client", *sys.argv[1:]]),
         # For tests alone: shows what happens to a full scratch when nobody keeps within the limit.
         admission=os.environ.get("HS_TEST_NO_ADMISSION") != "1",
     )
@@ -200,13 +215,15 @@ def run(
 
 
 @cli.command()
+@click.argument("dataset", type=click.Path(path_type=Path), required=False)
 @_SCRATCH
-def status(scratch: Path | None) -> None:
-    """Say what servers, mover and clients of a scratch folder do."""
-    from hs_client.status_command import status_lines
+def status(dataset: Path | None, scratch: Path | None) -> None:
+    """Say what servers, mover and clients of a scratch folder do; or how far the folder DATASET has come."""
+    from hs_client.status_command import dataset_lines, status_lines
     from hs_formats.control import default_scratch
 
-    for line in status_lines((scratch or default_scratch()).absolute()):
+    folder = (scratch or default_scratch()).absolute()
+    for line in status_lines(folder) if dataset is None else dataset_lines(dataset, folder):
         click.echo(line)
 
 

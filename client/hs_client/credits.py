@@ -31,6 +31,8 @@ __all__ = ["CreditKeeper"]
 _BLOCKS_OF_LIMIT = 32
 _NEEDS_A_BLOCK = 16
 _MIN_BLOCK_BYTES = 1 << 20
+_MAX_STATUS = 600
+"""Characters: the record has a fixed size."""
 
 
 class CreditKeeper:
@@ -43,15 +45,25 @@ class CreditKeeper:
         control: of scratch.
         run: this run's id.
         outstanding: bytes that the requests sent so far may still write.
+        status: the run as it stands, in a line.
 
     Raises:
         OSError: scratch has no room for the record.
     """
 
-    def __init__(self, control: ControlFolder, run: str, *, outstanding: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        control: ControlFolder,
+        run: str,
+        *,
+        outstanding: Callable[[], int],
+        status: Callable[[], str] = str,
+    ) -> None:
         self._control = control
         self._run = run
         self._outstanding = outstanding
+        self._status = status
+        self._shown = ""
         self._lease_bytes = 0
         self._spent_since_publish = False
         self._lock = anyio.Lock()
@@ -154,6 +166,7 @@ class CreditKeeper:
             if not self._spent_since_publish:
                 self._lease_bytes = 0
             self._spent_since_publish = False
+            self._shown = self._status()[:_MAX_STATUS]
             await anyio.to_thread.run_sync(self._beat, self._outstanding() + self._lease_bytes)
 
     def _beat(self, promised_bytes: int) -> None:
@@ -174,6 +187,7 @@ class CreditKeeper:
             waiting=self.waiting,
             need_bytes=self._need_bytes,
             waiting_since_s=self._waiting_since_s,
+            progress=self._shown,
         )
 
     def _write(self, promised_bytes: int) -> None:

@@ -6,8 +6,10 @@ from hs_formats.errors import PreflightError, ServerLost, StorageError, UsageErr
 
 __all__ = [
     "BadPrompts",
+    "CannotFit",
     "DatasetMismatch",
     "DestinationBroken",
+    "DestinationsDiffer",
     "MoverElsewhere",
     "MoverSilent",
     "NoMover",
@@ -19,6 +21,7 @@ __all__ = [
     "ServerChanged",
     "ServerDenies",
     "ServerGone",
+    "ServersDiffer",
     "StorageStuck",
     "TooFewFiles",
 ]
@@ -26,6 +29,10 @@ __all__ = [
 
 class BadPrompts(UsageError):
     """cannot read {path}: {reason}"""
+
+
+class CannotFit(PreflightError):
+    """the run cannot fit: {reasons}; make room, take fewer rows with --limit, or go on all the same with --force"""
 
 
 class TooFewFiles(UsageError):
@@ -44,13 +51,23 @@ class ServerGone(ServerLost):
 
 
 class NothingWorks(ServerLost):
-    """the last {count} requests all failed, the last one because of {reason}; {left} samples are pending: see to the
+    """{what}, the last one because of {reason}; {left} samples are pending: see to the
     server at {url} and its log, then repeat this command, which goes on where it stopped"""
 
 
 class NoPlugin(PreflightError):
     """the server at {url} answers, but no capture of a server on port {port} is armed in {scratch} ({found}): start the
     server with `hs-server launch`, or name its folder with --scratch"""
+
+
+class ServersDiffer(PreflightError):
+    """the servers at {one} and {other} capture differently: {differences}; one dataset needs servers that were launched
+    alike"""
+
+
+class DestinationsDiffer(PreflightError):
+    """the movers of {one} and {other} store to {here} and {there}: one dataset needs one destination, so start both
+    with the same --dst"""
 
 
 class ServerChanged(PreflightError):

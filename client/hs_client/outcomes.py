@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hs_client.attempt import Attempt, Verdict
+from hs_client.backend import Backend
 from hs_client.work import Item
 from hs_formats.ledger import Done, Failed, LedgerLine
 
@@ -17,6 +18,7 @@ class Outcome:
     """An attempt that has ended, and the sample it was for."""
 
     item: Item
+    backend: Backend
     attempt: Attempt
     verdict: Verdict
 

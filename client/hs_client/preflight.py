@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,11 +130,11 @@ async def _longest_prompt(client: ServerClient) -> int:
     return limit - 1 if isinstance(limit, int) else 0
 
 
-def marker_differences(old: Marker, new: Marker) -> list[str]:
-    """What makes records of two scheduler processes unfit for one run."""
+def marker_differences(old: Marker, new: Marker, *, names: Sequence[str] = _MUST_AGREE) -> list[str]:
+    """What makes records of two scheduler processes unfit for one run, or for what else needs `names` to agree."""
     return [
         f"{name}: {getattr(old, name)} and {getattr(new, name)}"
-        for name in _MUST_AGREE
+        for name in names
         if getattr(old, name) != getattr(new, name)
     ]
 

@@ -1,21 +1,73 @@
-"""What the user sees while a run lasts: a bar on a terminal, plain lines elsewhere, and the summary at the end."""
+"""What the user sees while a run lasts: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import anyio
 
-from hs_client.tally import SHOWN_PROBLEMS, Tally, show_bytes, show_seconds
+from hs_client.limiter import Party
+from hs_client.tally import Tally, percentile, show_bytes, show_seconds
 
-__all__ = ["Progress", "summary_lines"]
+__all__ = ["Progress", "Rates", "Snapshot", "progress_text"]
 
 _BAR_S = 0.5
-_BAR_COLUMNS = 100
+_BAR_COLUMNS = 120
+_RATE_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run as it stands.
+
+    `to_store`: records that wait to be stored. `waiting`: what is waited for, in words. `limiting`: which party was
+    waited for most of late. Of scratch, all of them together: `used_bytes` of `limit_bytes`, and what comes in and goes
+    out in a second.
+    """
+
+    in_flight: int = 0
+    to_store: int = 0
+    waiting: str = ""
+    limiting: Party = ""
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    in_bytes_per_s: float = 0.0
+    out_bytes_per_s: float = 0.0
+
+
+class Rates:
+    """Samples and tokens a second over the last `_RATE_WINDOW_S`, and when it will end at that rate. Pure logic."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int, int]] = deque()
+
+    def note(self, at_s: float, *, samples: int, tokens: int) -> None:
+        """So much is finished by now."""
+        self._points.append((at_s, samples, tokens))
+        while len(self._points) > 2 and self._points[1][0] <= at_s - _RATE_WINDOW_S:
+            self._points.popleft()
+
+    def _rate(self, which: int) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        first, last = self._points[0], self._points[-1]
+        spent_s = last[0] - first[0]
+        return (last[which] - first[which]) / spent_s if spent_s > 0 else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of late."""
+        return self._rate(2)
+
+    def left_s(self, samples: int) -> float | None:
+        """Seconds until `samples` more are finished; None where nothing was finished of late."""
+        rate = self._rate(1)
+        return samples / rate if rate > 0 else None
 
 
 class Progress:
@@ -24,26 +76,18 @@ class Progress:
     Args:
         tally: read only.
         interval_s: between plain lines.
-        state: gives (requests in flight, records that wait to be stored, what is waited for).
         stream: where to write; a bar is drawn when it is a terminal.
     """
 
-    def __init__(
-        self,
-        tally: Tally,
-        *,
-        interval_s: float,
-        state: Callable[[], tuple[int, int, str]],
-        stream: TextIO | None = None,
-    ) -> None:
+    def __init__(self, tally: Tally, *, interval_s: float, stream: TextIO | None = None) -> None:
         self._tally = tally
         self._interval_s = interval_s
-        self._state = state
+        self._state: Callable[[], Snapshot] = Snapshot
         self._stream = stream if stream is not None else sys.stderr
-        self._started_s = time.monotonic()
+        self._rates = Rates()
         self._bar: Any = None
 
-    def follow(self, state: Callable[[], tuple[int, int, str]]) -> None:
+    def follow(self, state: Callable[[], Snapshot]) -> None:
         """Ask `state` from now on."""
         self._state = state
 
@@ -61,7 +105,7 @@ class Progress:
                 dynamic_ncols=sized,
                 ncols=None if sized else _BAR_COLUMNS,
                 nrows=None if sized else 2,
-                smoothing=0.1,
+                bar_format="{percentage:3.0f}%|{bar:10}| {desc}",
             )
 
     def say(self, text: str) -> None:
@@ -72,28 +116,28 @@ class Progress:
             self._stream.write(text + "\n")
             self._stream.flush()
 
+    def text(self) -> str:
+        """The run as it stands, in a line."""
+        return progress_text(self._tally, self._state(), self._rates)
+
     async def serve(self) -> None:
         """Refresh for ever."""
+        self._note()
         while True:
             await anyio.sleep(_BAR_S if self._bar is not None else self._interval_s)
+            self._note()
             self._show()
 
-    def _show(self) -> None:
+    def _note(self) -> None:
         t = self._tally
-        finished = t.done + t.failed + t.rejected
-        flying, to_store, waiting = self._state()
-        moving = f"{flying} in flight" + f", {to_store} to be stored" * bool(to_store)
-        if self._bar is not None:
-            self._bar.n = finished
-            self._bar.set_postfix_str(moving + (f", waiting for {waiting}" if waiting else ""))
+        self._rates.note(anyio.current_time(), samples=t.total - t.left, tokens=t.tokens)
+
+    def _show(self) -> None:
+        if self._bar is None:
+            self.say(self.text())
             return
-        spent_s = time.monotonic() - self._started_s
-        bad = f", {t.failed} failed" * bool(t.failed) + f", {t.rejected} rejected" * bool(t.rejected)
-        wait = f"; waiting for {waiting}" if waiting else ""
-        self.say(
-            f"{finished}/{t.total} samples{bad}, {moving}, {t.tokens / spent_s:,.0f} tokens/s,"
-            f" {show_bytes(t.raw_bytes)} raw{wait}"
-        )
+        self._bar.n = self._tally.total - self._tally.left
+        self._bar.set_description_str(self.text())
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -103,33 +147,23 @@ class Progress:
             self._bar = None
 
 
-def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
-    """The closing lines: what became of every sample, bytes and time."""
+def progress_text(tally: Tally, now: Snapshot, rates: Rates) -> str:
+    """One line: counts, rates, scratch, latencies, what limits, time left, what is waited for."""
     t = tally
-    counts = [
-        f"{t.done} done" + (f" ({t.adopted} adopted)" if t.adopted else ""),
-        f"{t.failed} failed",
-        f"{t.rejected} rejected",
-        f"{t.earlier} done earlier",
-    ]
-    if t.identical:
-        counts.append(f"{t.identical} identical rows stored once")
-    if pending:
-        counts.append(f"{pending} pending")
-    lines = [f"samples    {', '.join(counts)}"]
-    if t.done:
-        ratio = f", {t.raw_bytes / t.stored_bytes:.2f} times smaller" if t.stored_bytes else ""
-        lines += [
-            f"tokens     {t.tokens:,}, of which {t.trained_tokens:,} to train on",
-            f"bytes      {show_bytes(t.raw_bytes)} raw, {show_bytes(t.stored_bytes)} stored{ratio}",
-        ]
-    rate = f", {t.done / spent_s:.1f} samples/s, {t.tokens / spent_s:,.0f} tokens/s" if t.done and spent_s > 0 else ""
-    lines.append(f"time       {show_seconds(spent_s)}, {t.sent} requests{rate}")
-    waits = [f"{show_seconds(seconds)} for {what}" for what, seconds in t.waited_s.most_common(4) if seconds >= 0.1]
-    if waits:
-        lines.append(f"waited     {', '.join(waits)}")
-    lines += [f"  {problem}" for problem in t.problems]
-    more = t.failed + t.rejected - len(t.problems)
-    if more > 0 and len(t.problems) >= SHOWN_PROBLEMS:
-        lines.append(f"  … and {more} more, in the ledger")
-    return lines
+    words = [f"{t.total - t.left}/{t.total} samples"]  # what matters most first: a narrow terminal cuts the rest off
+    words += [f"{count} {name}" for count, name in ((t.failed, "failed"), (t.rejected, "rejected")) if count]
+    words.append(f"{rates.tokens_per_s:,.0f} tokens/s")
+    left_s = rates.left_s(t.left)
+    if t.left and left_s is not None:
+        words.append(f"{show_seconds(left_s)} left")
+    if now.limiting:
+        words.append(f"limited by the {now.limiting}")
+    words.append(f"{now.in_flight} in flight" + f", {now.to_store} to be stored" * bool(now.to_store))
+    if now.in_bytes_per_s or now.out_bytes_per_s:
+        words.append(f"{now.in_bytes_per_s / 1e9:.2f} GB/s in, {now.out_bytes_per_s / 1e9:.2f} out")
+    if now.limit_bytes:
+        words.append(f"scratch {now.used_bytes / now.limit_bytes:.0%} of {show_bytes(now.limit_bytes)}")
+    if t.latencies_s:
+        p50_s, p95_s = percentile(t.latencies_s, 0.5), percentile(t.latencies_s, 0.95)
+        words.append(f"answers p50 {p50_s:.2f} s, p95 {p95_s:.2f} s")
+    return ", ".join(words) + (f"; waiting for {now.waiting}" if now.waiting else "")

@@ -1,48 +1,44 @@
-"""One run: tokenised samples go through admission to the server, their records are awaited, the ledger is kept.
+"""One run: tokenised samples go to the servers, their records are awaited, the ledger is kept.
 
-The tasks and what they wait for: a feeder (tokenizer thread), `concurrency` workers (one connection each; they take the
-next sample under one lock, so that credit is granted in order), the correlator, the ledger, the settler that writes
-outcomes in groups, the gate that pauses a lost server, the heartbeat.
+The tasks and what they wait for: a feeder (tokenizer thread); the dispatcher, which places one sample after the other;
+a short task for each request in flight; for each scratch the correlator; the ledger; the settler, which writes outcomes
+in groups; for each server the gate that pauses it; the heartbeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
-from hs_client._http import Busy, Denied, Lost, Refused, ServerClient, Unreachable, api_key, shared_tls
-from hs_client.admission import RecordCost
-from hs_client.attempt import Attempt, Phase, Verdict
-from hs_client.correlate import Correlator
-from hs_client.credits import CreditKeeper
-from hs_client.errors import MoverElsewhere, NothingWorks, ScratchBroken, ServerDenies
-from hs_client.gate import ServerGate
+from hs_client._http import shared_tls
+from hs_client.attempt import Attempt, Verdict
+from hs_client.backend import Backend
+from hs_client.dispatch import Dispatcher
+from hs_client.endings import Endings
+from hs_client.errors import ScratchBroken
 from hs_client.ledger_log import LedgerLog
-from hs_client.outcomes import Outcome, ledger_lines
+from hs_client.limiter import Limiter, Party
+from hs_client.plan import Judged
 from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
-from hs_client.probe import ServerProbe
-from hs_client.scan import Scanner
+from hs_client.progress import Snapshot
+from hs_client.sending import Sender
+from hs_client.servers import Servers
 from hs_client.settings import RunSettings
+from hs_client.storage import Storage
 from hs_client.tally import Tally
-from hs_client.watch import Watch
+from hs_client.watch import Announcer
 from hs_client.work import Item, WorkQueue
 from hs_formats.control import HEARTBEAT_S
 from hs_formats.errors import HsError
-from hs_formats.ledger import Failed, Intent, LedgerLine, Rejected
-from hs_formats.names import MAX_ATTEMPT, Rid
+from hs_formats.ledger import Rejected
 
 __all__ = ["Runner"]
 
-_MAX_LOST = 10
-_FIRST_WAIT_S = 0.02
-_MAX_WAIT_S = 0.5
-_INTERRUPT_S = 10.0
-_BEATS_TO_SERVER_CHECK = 5
-_FAILED_BEFORE_DONE = 64
-_FAILED_AFTER_DONE = 512
+_DRAIN_S = 30.0
 
 
 class Runner:
@@ -51,12 +47,15 @@ class Runner:
     Args:
         settings: of the run.
         run: its id.
-        place: scratch and dataset.
-        server: as preflight found it.
+        sites: every server with its scratch and the dataset; servers of one scratch have the same place.
         source: the samples.
         ledger: of this run, with its first line written.
         tally: counts; the caller shows them.
         say: prints a line for the user.
+        status: the run as it stands, in a line, for others to read in scratch.
+
+    Raises:
+        OSError: a scratch has no room for the client's record.
     """
 
     def __init__(
@@ -64,43 +63,61 @@ class Runner:
         settings: RunSettings,
         *,
         run: str,
-        place: Place,
-        server: ServerFacts,
+        sites: Sequence[tuple[Place, ServerFacts]],
         source: Source,
         ledger: LedgerLog,
         tally: Tally,
         say: Callable[[str], None],
+        status: Callable[[], str],
     ) -> None:
-        marker = server.marker
+        at_s = anyio.current_time()
         self._settings = settings
         self._run = run
-        self._place = place
-        self._server = server
         self._source = source
         self._ledger = ledger
         self._tally = tally
-        self._cost = RecordCost.of(
-            writers=marker.writers,
-            ranks=len(marker.expected_ranks),
-            bytes_per_token=marker.bytes_per_token,
-            chunk_tokens=marker.chunk_size,
-        )
+        self._announcer = Announcer(say, at_s=at_s)
         self._queue = WorkQueue(capacity=max(64, 2 * settings.concurrency))
-        self._correlator = Correlator(
-            Scanner(place.control, place.paths, {run}), part_timeout_s=settings.part_timeout_s, settle=self._on_settle
+        self.limiter = Limiter(at_s)
+        storages = {
+            place.control.scratch: Storage(
+                settings,
+                place,
+                run=run,
+                settle=self._settle,
+                status=status,
+            )
+            for place, _ in sites
+        }
+        self.storages = list(storages.values())
+        tls = shared_tls()
+        backends = [
+            Backend(
+                settings,
+                server,
+                storages[place.control.scratch],
+                tls=tls,
+                left=lambda: self.left,
+                changed=self._changed,
+            )
+            for place, server in sites
+        ]
+        servers = Servers(backends, left=lambda: self.left, say=say)
+        endings = Endings(self._queue, ledger, tally, max_retries=settings.max_retries, failing=servers.failing)
+        dispatcher = Dispatcher(
+            backends,
+            self._queue,
+            limiter=self.limiter,
+            tally=tally,
+            give_up=endings.give_up,
+            announce=self._announce,
+            admission=settings.admission,
         )
-        self._probe = ServerProbe(server, place.control)
-        self._gate = ServerGate(
-            server.url, timeout_s=settings.server_timeout_s, probe=self._probe.probe, left=lambda: self.left
-        )
-        self._keeper = CreditKeeper(place.control, run, outstanding=self._correlator.outstanding_bytes)
-        self._admission = anyio.Lock()
-        self._items: dict[str, Item] = {}
-        self._outcomes: list[Outcome] = []
-        self._outcome_ready = anyio.Event()
+        self._servers = servers
+        self._endings = endings
+        self._dispatcher = dispatcher
+        self._sender = Sender(ledger, tally, endings, servers, announce=self._announce)
         self._rows = 0
-        self._failed_in_a_row = 0
-        self._watch = Watch(settings, dst=place.paths.root.parent, at_s=anyio.current_time(), say=say)
         self.interrupted = False
         self._error: HsError | None = None
         self._scope = anyio.CancelScope()
@@ -108,30 +125,37 @@ class Runner:
     @property
     def left(self) -> int:
         """Samples that are neither done, failed nor rejected."""
-        t = self._tally
-        return max(0, t.total - t.done - t.failed - t.rejected)
+        return self._tally.left
 
     @property
     def waiting(self) -> str:
         """What the run waits for just now; empty while requests flow."""
-        if not self._gate.is_open:
-            return f"the server ({self._gate.reason})"
-        return self._keeper.waiting or self._correlator.trouble or self._ledger.trouble or self._not_stored
-
-    @property
-    def _not_stored(self) -> str:
-        """Why records that are whole are not stored, although nothing waits for a grant; empty while they are."""
-        return self._keeper.mover_trouble() if self.to_store else ""
+        stores = (storage.waiting for storage in self.storages)
+        return self._servers.waiting or next(filter(None, stores), "") or self._ledger.trouble
 
     @property
     def to_store(self) -> int:
-        """Records that wait for the mover."""
-        return self._correlator.to_store()
+        """Records that wait for a mover."""
+        return sum(storage.to_store for storage in self.storages)
 
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
-        return self._correlator.count(Phase.FLYING)
+        return sum(storage.in_flight for storage in self.storages)
+
+    def snapshot(self) -> Snapshot:
+        """The run as it stands."""
+        movers = [storage.mover for storage in self.storages if storage.mover is not None]
+        return Snapshot(
+            in_flight=self.in_flight,
+            to_store=self.to_store,
+            waiting=self.waiting,
+            limiting=self.limiter.limiting(anyio.current_time()),
+            used_bytes=sum(mover.used_bytes for mover in movers),
+            limit_bytes=sum(mover.limit_bytes for mover in movers),
+            in_bytes_per_s=sum(mover.in_bytes_per_s for mover in movers),
+            out_bytes_per_s=sum(mover.out_bytes_per_s for mover in movers),
+        )
 
     async def run(self) -> None:
         """Do it all.
@@ -139,30 +163,24 @@ class Runner:
         Raises:
             HsError: the run could not be finished; what is left stays pending.
         """
-        tls = shared_tls()
         try:
             with self._scope:
                 async with anyio.create_task_group() as group:
-                    for task in (
-                        self._correlator.serve,
-                        self._ledger.serve,
-                        self._gate.serve,
-                        self._heartbeat,
-                        self._settler,
-                        self._feeder,
-                    ):
+                    for task in (self._ledger.serve, self._heartbeat, self._endings.serve, self._feeder):
                         group.start_soon(self._guard, task)
-                    for _ in range(self._settings.concurrency):
-                        client = ServerClient(
-                            self._server.url, tls=tls, read_timeout_s=self._settings.request_timeout_s, key=api_key()
-                        )
-                        group.start_soon(self._guard, self._worker, client)
+                    for storage in self.storages:
+                        group.start_soon(self._guard, storage.correlator.serve)
+                    for backend in self._servers.backends:
+                        group.start_soon(self._guard, self._servers.follow, backend)
+                    group.start_soon(self._guard, self._dispatch, group)
                     await self._queue.wait_finished()
                     group.cancel_scope.cancel()
         finally:
-            nothing_to_come = not self._correlator.outstanding_bytes()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda: self._keeper.close(remove=nothing_to_come))
+                for backend in self._servers.backends:
+                    await backend.close()
+                for storage in self.storages:
+                    await storage.close()
         if self._error is not None:
             raise self._error
 
@@ -173,29 +191,25 @@ class Runner:
             self._error = self._error or error
             self._scope.cancel()
         except OSError as error:
-            path, reason = error.filename or self._settings.scratch, error.strerror or error
+            path, reason = error.filename or self._settings.servers[0].scratch, error.strerror or error
             self._error = self._error or ScratchBroken(path=path, reason=reason, left=self.left)
             self._scope.cancel()
 
     async def interrupt(self) -> None:
-        """Grant nothing more, wait a little for what is in flight, then end `run`."""
+        """Send nothing more, give what is in flight `_DRAIN_S` to be stored, then end `run`."""
         self.interrupted = True
         self._queue.close()
-        with anyio.move_on_after(_INTERRUPT_S):
-            while self._pending_attempts():
-                await self._correlator.tick()
+        with anyio.move_on_after(_DRAIN_S):
+            while self._endings.unwritten or any(storage.unfinished for storage in self.storages):
+                for storage in self.storages:
+                    await storage.correlator.tick()
                 await anyio.sleep(0.05)
         self.stop()
-
-    def _pending_attempts(self) -> bool:
-        return bool(self._correlator.count(Phase.FLYING) or self._correlator.count(Phase.ANSWERED) or self._outcomes)
 
     def stop(self) -> None:
         """End `run` now."""
         self.interrupted = True
         self._scope.cancel()
-
-    # -- input
 
     async def _feeder(self) -> None:
         while not self._queue.closed:
@@ -203,20 +217,9 @@ class Runner:
             if batch is None:
                 break
             samples, rejected = batch
-            lines: list[LedgerLine] = []
             for judged in rejected:
-                self._tally.rejected += 1
-                self._tally.problem(f"{judged.where}: rejected: {judged.reason}")
-                if not judged.known:
-                    lines.append(
-                        Rejected(
-                            sample_id=judged.sample_id,
-                            row=judged.where,
-                            reason=judged.reason,
-                            content=judged.content,
-                            context_tokens=judged.context_tokens,
-                        )
-                    )
+                self._tally.reject(judged.where, judged.reason)
+            lines = [_rejected(judged) for judged in rejected if not judged.known]
             if lines:
                 await self._ledger.commit(*lines)
             await self._queue.put(Item(sample, self._next_row()) for sample in samples)
@@ -227,217 +230,48 @@ class Runner:
         self._rows += 1
         return row
 
-    # -- requests
-
-    async def _worker(self, client: ServerClient) -> None:
-        try:
-            while True:
-                async with self._admission:
-                    item = await self._queue.get()
-                    if item is None:
-                        return
-                    attempt = await self._admit(item)
-                if attempt is not None:
-                    await self._send(client, item, attempt)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await client.close()
-
-    async def _admit(self, item: Item) -> Attempt | None:
-        longest, n = self._server.longest_prompt, item.sample.n
-        if 0 < longest < n:
-            # Not a fault of the row: the same model with more room for its KV cache takes it.
-            await self._give_up(item, "", Verdict("too long", f"{n} tokens, and this server takes {longest} at most"))
-            return None
-        need_bytes = self._cost.record(n)
-        pause_s = _FIRST_WAIT_S
-        while not self._queue.closed and not item.settled:
-            await self._gate.wait()
-            if not self._settings.admission:
-                return self._attempt(item)
-            decision = await self._keeper.take(need_bytes)
-            if decision.verdict == "grant":
-                self._watch.moved(anyio.current_time())
-                return self._attempt(item)
-            if decision.verdict in ("later", "never"):
-                await self._give_up(item, "", Verdict("too large", decision.reason))
-                return None
-            self._announce(decision.reason)
-            started_s = anyio.current_time()
-            await anyio.sleep(pause_s)
-            await self._correlator.tick()
-            self._tally.waited(decision.reason, anyio.current_time() - started_s)
-            pause_s = min(_MAX_WAIT_S, 1.5 * pause_s)
-        self._keeper.waiting = ""
-        return None
-
-    def _attempt(self, item: Item) -> Attempt:
-        """Register the attempt; no await may lie between its grant and this."""
-        rid = str(Rid(self._run, item.row, item.attempt))
-        item.attempt += 1
-        marker = self._server.marker
-        attempt = Attempt(rid, item.sample, item.tries, self._cost, marker.writers, marker.expected_ranks)
-        self._items[rid] = item
-        if not self._correlator.count(Phase.FLYING):
-            self._watch.heard(anyio.current_time())
-        self._correlator.add(attempt)
-        return attempt
-
-    async def _send(self, client: ServerClient, item: Item, attempt: Attempt) -> None:
-        sample = item.sample
-        await self._ledger.commit(
-            Intent(
-                sample_id=sample.sample_id,
-                rid=attempt.rid,
-                n=sample.n,
-                ids_xxh3=sample.ids_hash,
-                mask=sample.spans,
-                row=sample.where,
-                content=sample.content,
-                cut_from=sample.cut_from,
-            )
-        )
-        self._tally.sent += 1
-        try:
-            answer = await client.generate(attempt.rid, sample.ids)
-        except Denied as error:
-            raise ServerDenies(url=self._server.url, reason=error) from None
-        except Refused as error:
-            self._server_spoke()
-            self._correlator.drop(attempt)
-            self._items.pop(attempt.rid, None)
-            verdict = Verdict("refused", f"the server refuses it: {error}")
-            await self._give_up(item, attempt.rid, verdict)
-            self._check_streak(verdict)
-        except (Busy, Unreachable) as error:
-            self._correlator.drop(attempt)
-            self._items.pop(attempt.rid, None)
-            self._gate.failed(str(error))
-            self._announce(f"the server: {error}")
-            await self._ledger.commit(
-                Failed(sample_id=sample.sample_id, rid=attempt.rid, kind="not taken", reason=str(error))
-            )
-            await self._again(item, Verdict("not taken", str(error)))
-        except Lost as error:
-            self._correlator.lost(attempt)
-            self._gate.failed(str(error))
-            self._announce(f"the server: {error}")
-            item.lost += 1
-            verdict = Verdict("lost", f"no answer: {error}")
-            if item.lost > _MAX_LOST:
-                await self._give_up(item, attempt.rid, verdict)
-            else:
-                await self._again(item, verdict)
-        else:
-            self._server_spoke()
-            self._correlator.answered(attempt, answer)
-
-    def _server_spoke(self) -> None:
-        self._gate.ok()
-        self._watch.heard(anyio.current_time())
-
-    async def _again(self, item: Item, verdict: Verdict) -> None:
-        if item.settled or self._queue.closed:
-            return
-        if item.attempt > MAX_ATTEMPT:
-            await self._give_up(item, "", verdict)
-            return
-        self._tally.retried += 1
-        self._queue.again(item)
-
-    async def _give_up(self, item: Item, rid: str, verdict: Verdict) -> None:
-        """The sample has failed for this run; the next one tries again."""
-        if item.settled:
-            return
-        sample = item.sample
-        await self._ledger.commit(Failed(sample_id=sample.sample_id, rid=rid, kind=verdict.kind, reason=verdict.reason))
-        self._count_failed(item, verdict)
-
-    def _check_streak(self, verdict: Verdict) -> None:
-        """When nothing works any more the fault is not the samples': keep them pending instead of failing them all."""
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= (_FAILED_AFTER_DONE if self._tally.done else _FAILED_BEFORE_DONE):
-            raise NothingWorks(count=self._failed_in_a_row, reason=verdict.reason, left=self.left, url=self._server.url)
-
-    def _count_failed(self, item: Item, verdict: Verdict) -> None:
-        self._tally.failed += 1
-        self._tally.problem(f"{item.sample.where}: failed ({verdict.kind}): {verdict.reason}")
-        self._queue.settle(item)
-
-    # -- outcomes
-
-    def _on_settle(self, attempt: Attempt, verdict: Verdict) -> None:
-        item = self._items.pop(attempt.rid, None)
-        if item is not None:
-            self._outcomes.append(Outcome(item, attempt, verdict))
-            self._outcome_ready.set()
-
-    async def _settler(self) -> None:
+    async def _dispatch(self, group: anyio.abc.TaskGroup) -> None:
         while True:
-            await self._outcome_ready.wait()
-            self._outcome_ready = anyio.Event()
-            batch = list(self._outcomes)
-            await self._ledger.commit(*ledger_lines(batch))
-            for outcome in batch:
-                await self._count(outcome)
-            del self._outcomes[: len(batch)]
-
-    async def _count(self, outcome: Outcome) -> None:
-        item, attempt, verdict = outcome.item, outcome.attempt, outcome.verdict
-        if item.settled:
-            return
-        if verdict.done:
-            t = self._tally
-            self._failed_in_a_row = 0
-            t.done += 1
-            t.adopted += attempt.answer is None
-            t.tokens += item.sample.n
-            t.trained_tokens += sum(stop - start for start, stop in item.sample.spans)
-            t.raw_bytes += sum(line.raw_bytes for line in attempt.lines.values())
-            t.stored_bytes += sum(line.stored_bytes for line in attempt.lines.values())
-            self._queue.settle(item)
-            return
-        self._check_streak(verdict)
-        if item.tries < self._settings.max_retries and item.attempt <= MAX_ATTEMPT:
-            item.tries += 1
-            await self._again(item, verdict)
-        else:
-            self._count_failed(item, verdict)
-
-    # -- supervision
+            # At the end of the input only answers and records are waited for.
+            party: Party = "mover" if self.to_store > self.in_flight else "server"
+            self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", anyio.current_time())
+            item = await self._queue.get()
+            if item is None:
+                return
+            backend = await self._dispatcher.place(item)
+            if backend is not None:
+                attempt = backend.attempt(self._run, item)
+                self._endings.begin(attempt, item, backend)
+                group.start_soon(self._guard, self._sender.send, backend, item, attempt)
 
     async def _heartbeat(self) -> None:
-        beats = 0
         while True:
-            await self._keeper.publish()
-            mover = await anyio.to_thread.run_sync(self._keeper.read_mover)
-            if mover is not None and mover.dst != self._place.mover.dst:
-                raise MoverElsewhere(
-                    scratch=self._settings.scratch, now=mover.dst, then=self._place.mover.dst, left=self.left
-                )
-            self._supervise()
-            # A server can be replaced while nothing is in flight, so that no request notices.
-            if beats % _BEATS_TO_SERVER_CHECK == 0:
-                await self._probe.armed()
-            beats += 1
+            at_s = anyio.current_time()
+            for storage in self.storages:
+                await storage.beat(left=self.left)
+                if storage.not_stored and not storage.keeper.waiting:
+                    self._announce(storage.not_stored)
+                    self._tally.waited(storage.not_stored, HEARTBEAT_S)
+                storage.check(at_s, left=self.left)
+            await self._servers.beat(excuse=self._ledger.trouble)
+            self._announcer.calm(at_s, waiting=bool(self.waiting))
             await anyio.sleep(HEARTBEAT_S)
 
-    def _supervise(self) -> None:
-        at_s = anyio.current_time()
-        correlator, watch = self._correlator, self._watch
-        watch.calm(at_s, waiting=bool(self.waiting))
-        watch.heard(correlator.last_part_s)
-        watch.moved(correlator.last_line_s)
-        if self._ledger.trouble:
-            watch.heard(at_s)  # requests wait for their intents to be written: the server cannot have answered them
-        if self._gate.is_open:
-            watch.check_server(at_s, in_flight=self.in_flight, left=self.left)
-        reason = self._keeper.waiting or correlator.trouble
-        if not reason and (reason := self._not_stored):
-            self._announce(reason)
-            self._tally.waited(reason, HEARTBEAT_S)
-        waiting = bool(reason or self.to_store)
-        watch.check_storage(at_s, mover=self._keeper.mover, reason=reason, waiting=waiting, left=self.left)
+    def _settle(self, attempt: Attempt, verdict: Verdict) -> None:
+        self._endings.settle(attempt, verdict)
+
+    def _changed(self) -> None:
+        self._dispatcher.changed()
 
     def _announce(self, reason: str) -> None:
-        self._watch.announce(reason, anyio.current_time())
+        self._announcer.announce(reason, anyio.current_time())
+
+
+def _rejected(judged: Judged) -> Rejected:
+    return Rejected(
+        sample_id=judged.sample_id,
+        row=judged.where,
+        reason=judged.reason,
+        content=judged.content,
+        context_tokens=judged.context_tokens,
+    )

@@ -1,18 +1,42 @@
-"""What a run has done so far: counts, bytes, and what it waited for."""
+"""What a run has done so far: counts, bytes, latencies, why rows failed, and what was waited for."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["SHOWN_PROBLEMS", "Tally", "show_bytes", "show_seconds"]
+from hs_client.attempt import Verdict
+from hs_client.prepare import Prepared
+from hs_formats.manifest import ManifestLine
+
+__all__ = ["SHOWN_PROBLEMS", "Reason", "Tally", "percentile", "show_bytes", "show_seconds"]
 
 SHOWN_PROBLEMS = 20
+
+_LATENCIES = 2000
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9.,]*|\S+/\S+")
+_MAX_REASON = 100
+
+
+@dataclass(slots=True)
+class Reason:
+    """Rows that ended alike: how many, and the first of them as an example."""
+
+    fate: str
+    kind: str
+    count: int
+    where: str
+    reason: str
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of one run. `earlier` samples were done before it; `waited_s` is by what was waited for."""
+    """Counters of one run. `earlier` samples were done before it; `waited_s` is by what was waited for.
+
+    `latencies_s` are those of the last answers, in seconds. `on_failed` is told of every sample that fails.
+    """
 
     total: int = 0
     earlier: int = 0
@@ -28,21 +52,74 @@ class Tally:
     raw_bytes: int = 0
     stored_bytes: int = 0
     waited_s: Counter[str] = field(default_factory=Counter)
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     problems: list[str] = field(default_factory=list)
+    reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
+    on_failed: Callable[[Prepared], object] | None = None
+
+    @property
+    def left(self) -> int:
+        """Samples that are neither done, failed nor rejected."""
+        return max(0, self.total - self.done - self.failed - self.rejected)
+
+    def finish(self, sample: Prepared, lines: Iterable[ManifestLine], *, adopted: bool) -> None:
+        """A sample is done, with the parts of `lines`."""
+        self.add_record(sample.n, sample.spans, lines)
+        self.adopted += adopted
+
+    def add_record(self, n: int, spans: Iterable[tuple[int, int]], lines: Iterable[ManifestLine]) -> None:
+        """A record of `n` tokens is done, of which those in `spans` are trained on."""
+        self.done += 1
+        self.tokens += n
+        self.trained_tokens += sum(stop - start for start, stop in spans)
+        for line in lines:
+            self.raw_bytes += line.raw_bytes
+            self.stored_bytes += line.stored_bytes
+
+    def fail(self, sample: Prepared, verdict: Verdict) -> None:
+        """A sample has failed for this run."""
+        self.failed += 1
+        self._note("failed", verdict.kind, sample.where, verdict.reason)
+        self._show(f"{sample.where}: failed ({verdict.kind}): {verdict.reason}")
+        if self.on_failed is not None:
+            self.on_failed(sample)
+
+    def reject(self, where: str, reason: str) -> None:
+        """A row can never be done."""
+        self.rejected += 1
+        self._note("rejected", _kind(reason), where, reason)
+        self._show(f"{where}: rejected: {reason}")
+
+    def _note(self, fate: str, kind: str, where: str, reason: str) -> None:
+        known = self.reasons.get((fate, kind))
+        if known is None:
+            self.reasons[fate, kind] = Reason(fate, kind, 1, where, reason)
+        else:
+            known.count += 1
+
+    def _show(self, text: str) -> None:
+        if len(self.problems) < SHOWN_PROBLEMS:
+            self.problems.append(text)
 
     def waited(self, reason: str, seconds: float) -> None:
         """Add to the time that was waited, by what comes before the colon: the rest changes as time goes by."""
         self.waited_s[reason.partition(":")[0]] += seconds  # type: ignore[assignment]
 
-    def problem(self, text: str) -> None:
-        """Keep `text` for the closing list, which has a limit."""
-        if len(self.problems) < SHOWN_PROBLEMS:
-            self.problems.append(text)
-
     @property
     def exit_code(self) -> int:
         """0 when every sample is done, else 1."""
         return 1 if self.failed or self.rejected else 0
+
+
+def _kind(reason: str) -> str:
+    """`reason` without what differs from row to row: numbers, names in quotes, paths."""
+    return " ".join(_VARYING.sub("…", reason).split())[:_MAX_REASON]
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of `values` lie, by nearest rank; 0 where there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def show_bytes(count: float) -> str:

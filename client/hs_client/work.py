@@ -1,7 +1,8 @@
-"""The samples on their way: a bounded queue from the tokenizer to the workers; what must be sent again goes first."""
+"""The samples on their way: a bounded queue from the tokenizer to the requests; what must be sent again goes first."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ class Item:
     """A sample of this run. `row` is its ordinal in the run, part of its request ids.
 
     `attempt` numbers its next request, `tries` counts attempts that failed for a reason of their own, `lost` those
-    whose answer never came. `settled`: done, failed for good, or left to the next run.
+    whose answer never came. `put_off`: it was too large for the limit of that moment and waits for the end of the run.
+    `settled`: done, failed for good, or left to the next run.
     """
 
     sample: Prepared
@@ -26,16 +28,21 @@ class Item:
     attempt: int = 0
     tries: int = 0
     lost: int = 0
+    put_off: bool = False
     settled: bool = False
 
 
 @dataclass(slots=True)
 class WorkQueue:
-    """First in, first out; what is sent again goes first. Ends when the input has ended and every item is settled."""
+    """First in, first out; what is sent again goes first, once its pause is over; what was put off goes last, when
+    nothing else is unsettled. Ends when the input has ended and every item is settled."""
 
     capacity: int = 256
     unsettled: int = 0
     _ready: deque[Item] = field(default_factory=deque)
+    _paused: list[tuple[float, int, Item]] = field(default_factory=list)
+    _put_off: deque[Item] = field(default_factory=deque)
+    _serial: int = 0
     _input_ended: bool = False
     _closed: bool = False
     _changed: anyio.Event = field(default_factory=anyio.Event)
@@ -53,9 +60,19 @@ class WorkQueue:
             self._ready.append(item)
             self._change()
 
-    def again(self, item: Item) -> None:
-        """The item must be sent once more."""
-        self._ready.appendleft(item)
+    def again(self, item: Item, *, pause_s: float = 0.0) -> None:
+        """The item must be sent once more, not before `pause_s` have passed."""
+        if pause_s > 0:
+            self._serial += 1
+            heapq.heappush(self._paused, (anyio.current_time() + pause_s, self._serial, item))
+        else:
+            self._ready.appendleft(item)
+        self._change()
+
+    def put_off(self, item: Item) -> None:
+        """Come back to the item when everything else is settled."""
+        item.put_off = True
+        self._put_off.append(item)
         self._change()
 
     def settle(self, item: Item) -> None:
@@ -81,21 +98,37 @@ class WorkQueue:
         return self._closed
 
     @property
+    def input_ended(self) -> bool:
+        """Every item of the input was put."""
+        return self._input_ended
+
+    @property
     def finished(self) -> bool:
         """The input has ended and all of it is settled."""
         return self._input_ended and not self.unsettled
 
     async def get(self) -> Item | None:
         """The next item; None at the end."""
-        while True:
-            if self._closed or self.finished:
-                return None
-            while self._ready:
-                item = self._ready.popleft()
-                self._change()
-                if not item.settled:
-                    return item
-            await self._changed.wait()
+        while not (self._closed or self.finished):
+            item = self._next()
+            if item is not None:
+                return item
+            changed = self._changed
+            with anyio.move_on_after(None if not self._paused else self._paused[0][0] - anyio.current_time()):
+                await changed.wait()
+        return None
+
+    def _next(self) -> Item | None:
+        while self._paused and self._paused[0][0] <= anyio.current_time():
+            self._ready.appendleft(heapq.heappop(self._paused)[2])
+        while self._ready:
+            item = self._ready.popleft()
+            self._change()
+            if not item.settled:
+                return item
+        if self._input_ended and len(self._put_off) >= self.unsettled:
+            return self._put_off.popleft() if self._put_off else None
+        return None
 
     async def wait_finished(self) -> None:
         """Return when everything is settled."""

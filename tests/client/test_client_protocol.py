@@ -328,7 +328,7 @@ def test_the_context_limit_is_kept_to_the_token(mover: MoverProcess, tmp_path: P
     with serving(mover.scratch, context_length=64) as server:
         ended = client(server, prompts(tmp_path / "p.jsonl", rows))
     assert ended.code == 1
-    assert ended.text.count("too long") == 2
+    assert ended.text.count(": rejected: too long") == 2
     check_records(mover.dst / "p", ids_of(rows[:4]))
 
 
@@ -459,6 +459,6 @@ def test_a_terminal_gets_a_bar(mover: MoverProcess, tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout
     assert b"\r" in done.stdout
-    assert b"| 30/30 [" in done.stdout, done.stdout.decode()
+    assert b"| 30/30 samples, " in done.stdout, done.stdout.decode()
     assert b"in flight" in done.stdout
     assert b"30 done" in done.stdout

@@ -201,6 +201,7 @@ class FakeServer:
                     boundaries=self.boundaries,
                     hidden=self.hidden,
                     nonce=NONCE,
+                    config_hash=self.config_hash,
                 )
             except OSError as error:
                 for left in self.scratch.glob(f".{rid}.*.tmp"):

@@ -52,6 +52,7 @@ def make_part(
     states: npt.NDArray[Any] | None = None,
     ids: Sequence[int] | None = None,
     nonce: str = NONCE,
+    config_hash: str = "0" * 16,
 ) -> bytes:
     """Bytes of the part [start, stop) of a prompt of n tokens.
 
@@ -72,7 +73,7 @@ def make_part(
         dtype=dtype,
         hidden_size=hidden,
         model="test-model",
-        config_hash="0" * 16,
+        config_hash=config_hash,
         tp_rank=rank,
         tp_size=tp_size,
         attn_tp_rank=rank,
