@@ -157,6 +157,8 @@ class MoverState:
 
     All sizes are bytes, all times CLOCK_BOOTTIME seconds. `limit_bytes` is the fill of scratch (``used`` as the file
     system reports it) up to which requests may be granted; `state` is ``moving``, ``holding`` or ``stopping``.
+    `drain_s` is how long the backlog takes at the present rate, negative where nothing is being moved;
+    `left_alone_parts` counts files that have a part's name and stay in scratch, because they cannot be moved or deleted.
     """
 
     pid: int
@@ -178,6 +180,8 @@ class MoverState:
     codec: str
     high: float
     low: float
+    drain_s: float = -1.0
+    left_alone_parts: int = 0
 
     def alive(self, at_s: float) -> bool:
         """The heartbeat is fresh and the mover does not stop."""
@@ -189,6 +193,7 @@ class ClientState:
     """``clients/<run>.json``: the bytes a client may still cause to be written to scratch.
 
     A client that waits says for what, how many bytes it needs and since when: who began to wait first is served first.
+    `progress`: the run as it stands, in a line for people.
     """
 
     run: str
@@ -198,6 +203,7 @@ class ClientState:
     waiting: str = ""
     need_bytes: int = 0
     waiting_since_s: float = 0.0
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ __all__ = ["Backlog", "Waiting"]
 @dataclass(slots=True)
 class Waiting:
     """One part in scratch. `retry_at_s` is on the monotonic clock; `settling` is what the file looked like, and since
-    when, while it cannot be told whether it is finished."""
+    when, while it cannot be told whether it is finished; `trial`: it was begun to see whether the destination works."""
 
     name: PartName
     size_bytes: int
@@ -24,6 +24,7 @@ class Waiting:
     settling: tuple[object, float] | None = None
     attempts: int = 0
     in_hand: bool = False
+    trial: bool = False
 
 
 class Backlog:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hs_formats.errors import UsageError
+from hs_mover.ladder import LADDER
 
 __all__ = ["MoverConfig", "default_threads", "mover_id", "parse_size"]
 
@@ -22,12 +23,13 @@ class MoverConfig:
     """Settings of one mover process. `reserve_bytes` None means the default of the folder's file system.
 
     Raises:
-        UsageError: the marks are not 0 < low < high <= 1, or the rate is 0.
+        UsageError: the marks are not 0 < low < high <= 1, the rate is 0, or the floor has no place on the ladder.
     """
 
     sources: tuple[Path, ...]
     dst: Path
     codec: str
+    codec_floor: str = "fast"
     high: float = 0.80
     low: float = 0.60
     reserve_bytes: int | None = None
@@ -38,6 +40,8 @@ class MoverConfig:
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high <= 1:
             raise UsageError(f"--low {self.low:g} and --high {self.high:g}: fractions of scratch, 0 < low < high <= 1")
+        if self.codec_floor not in LADDER:
+            raise UsageError(f"--codec-floor {self.codec_floor}: one of {', '.join(LADDER)}")
         if self.limit_bytes_per_s is not None and self.limit_bytes_per_s < 1:
             raise UsageError("--limit-rate 0 would move nothing; leave it out for no limit")
 

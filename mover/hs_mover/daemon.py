@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,7 @@ __all__ = ["run_mover"]
 _log = logging.getLogger(__name__)
 
 _MAX_PATH_BYTES = 2000
+_OPEN_FILES = 4096
 
 
 class BadFolders(PreflightError):
@@ -40,6 +43,7 @@ def run_mover(config: MoverConfig) -> None:
         PreflightError: a folder cannot be used, or another mover runs on it.
         StorageError: with ``once``, parts are left.
     """
+    _allow_open_files()
     destination = _open_destination(config)
     stop = threading.Event()
     with share(config) as shared:
@@ -76,6 +80,15 @@ def run_mover(config: MoverConfig) -> None:
     troubles = [lane.gauges.trouble for lane in lanes if lane.gauges.trouble]
     if config.once and (unmoved or troubles):
         raise NotMoved(count=unmoved, reason="; ".join(troubles) or "see the lines above")
+
+
+def _allow_open_files() -> None:
+    """Stored files stay open until their group is synced: take what the system grants without asking."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+            most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _wait(lanes: list[Lane], stop: threading.Event) -> None:

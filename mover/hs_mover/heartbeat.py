@@ -16,9 +16,10 @@ from pathlib import Path
 
 from hs_formats.control import HEARTBEAT_S, ControlFolder, MoverState, now_s, used_bytes
 from hs_formats.fixed_record import FixedRecord
-from hs_mover.cgroups import find_mounts, host_memory, in_memory, memory_groups
+from hs_formats.memory import MemoryGroup, default_reserve, find_mounts, host_memory, in_memory, memory_groups
 from hs_mover.config import MoverConfig
-from hs_mover.headroom import FillHold, MemoryGroup, Space, default_reserve, headroom
+from hs_mover.deleted import deleted_files, describe
+from hs_mover.headroom import FillHold, Space, headroom
 
 __all__ = ["Gauges", "Heartbeat", "measure_space", "on_shared_memory_mount"]
 
@@ -29,6 +30,7 @@ STUCK_S = 15.0
 """A moving thread that does not come round for this long waits for a destination that hangs."""
 
 _MARKERS_S = 5.0
+_DELETED_S = 10.0
 _RATE_S = 5.0
 _MAX_REASON = 600
 
@@ -46,6 +48,8 @@ class Gauges:
     moved_bytes: int = 0
     stored_bytes: int = 0
     last_progress_s: float = 0.0
+    left_alone_parts: int = 0
+    codec: str = ""
     trouble: str = ""
     stopping: bool = False
     turned_at_s: float = float("inf")
@@ -105,6 +109,8 @@ class Heartbeat:
         self._server_pids: tuple[int, ...] = ()
         self._server_pids_at_s = -_MARKERS_S
         self._rates = _Rates()
+        self._deleted_at_s = -_DELETED_S
+        self._deleted_said = ""
         self._said = ""
         self._error: BaseException | None = None
         self.state: MoverState | None = None
@@ -164,7 +170,10 @@ class Heartbeat:
         if silent_s >= STUCK_S:  # only a call into the destination can take this long
             reason = f"destination does not answer for {silent_s:.0f} s: check {config.dst}"
         else:
-            reason = gauges.trouble or self._fill.update(room, space)
+            filled = self._fill.update(room, space)
+            if filled and self._fill.bytes_held:
+                filled = "; ".join(filter(None, [filled, self._deleted()]))
+            reason = gauges.trouble or filled
         at_s = now_s()
         in_rate, out_rate = self._rates.update(at_s, moved_bytes=gauges.moved_bytes, backlog_bytes=gauges.backlog_bytes)
         return MoverState(
@@ -184,9 +193,11 @@ class Heartbeat:
             backlog_bytes=gauges.backlog_bytes,
             in_bytes_per_s=round(in_rate, 1),
             out_bytes_per_s=round(out_rate, 1),
-            codec=config.codec,
+            codec=gauges.codec or config.codec,
             high=config.high,
             low=config.low,
+            drain_s=_drain_s(gauges.backlog_bytes, out_rate),
+            left_alone_parts=gauges.left_alone_parts,
         )
 
     def _groups(self) -> list[MemoryGroup]:
@@ -194,6 +205,16 @@ class Heartbeat:
             self._server_pids_at_s = time.monotonic()
             self._server_pids = tuple(marker.pid for marker in self._control.live_markers())
         return [host_memory(), *memory_groups((os.getpid(), *self._server_pids), self._mounts)]
+
+    def _deleted(self) -> str:
+        """Who holds deleted files of scratch open, looked up every few seconds."""
+        if time.monotonic() - self._deleted_at_s >= _DELETED_S:
+            self._deleted_at_s = time.monotonic()
+            said = describe(deleted_files(self._control.scratch.stat().st_dev))
+            if said and not self._deleted_said:
+                _log.warning("%s: %s", self._control.scratch, said)
+            self._deleted_said = said
+        return self._deleted_said
 
     def _write(self, state: MoverState) -> None:
         if self._record is not None:
@@ -208,6 +229,12 @@ class Heartbeat:
             self._record = FixedRecord(self._control.mover_file)
             self._record_inode = self._control.mover_file.stat().st_ino
         self._record.write(asdict(state))
+
+
+def _drain_s(backlog_bytes: int, out_bytes_per_s: float) -> float:
+    if not backlog_bytes:
+        return 0.0
+    return round(backlog_bytes / out_bytes_per_s, 1) if out_bytes_per_s >= 1 else -1.0
 
 
 class _Rates:

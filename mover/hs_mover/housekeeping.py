@@ -8,11 +8,12 @@ import stat
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from hs_formats.control import ControlFolder
 from hs_mover.task import Identity
 
-__all__ = ["ForeignNames", "LeftAloneFiles", "StaleTemporaries"]
+__all__ = ["ForeignNames", "LeftAloneFiles", "StaleTemporaries", "Undeletable"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class LeftAloneFiles:
         """Do not try this file again."""
         self._files[file_name] = Identity.of(found)
 
+    def __len__(self) -> int:
+        return len(self._files)
+
     def holds(self, file_name: str, found: os.stat_result) -> bool:
         """This very file is to be left alone."""
         return self._files.get(file_name) == Identity.of(found)
@@ -58,12 +62,51 @@ class LeftAloneFiles:
             self._files = {name: known for name, known in self._files.items() if name in present}
 
 
+class Undeletable:
+    """Parts that are stored and noted, and whose source cannot be deleted just now. Tried again at every look."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._files: dict[str, Identity] = {}
+        self.reason = ""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def holds(self, file_name: str, found: os.stat_result) -> bool:
+        """This very file needs nothing but to be deleted."""
+        return self._files.get(file_name) == Identity.of(found)
+
+    def delete(self, file_name: str, identity: Identity) -> None:
+        """Delete the file, unless another one has taken its name."""
+        path = self._scratch / file_name
+        self._files.pop(file_name, None)
+        try:
+            with suppress(FileNotFoundError):
+                if Identity.of(os.lstat(path)) == identity:
+                    path.unlink()
+        except OSError as error:
+            self._files[file_name] = identity
+            if not self.reason:
+                self.reason = f"stored parts cannot be deleted from scratch: {error.strerror}: {path}"
+                _log.warning("holding: %s", self.reason)
+
+    def again(self) -> None:
+        """Try all of them."""
+        for file_name, identity in list(self._files.items()):
+            self.delete(file_name, identity)
+        if self.reason and not self._files:
+            _log.info("going on: parts can be deleted from %s again", self._scratch)
+            self.reason = ""
+
+
 class StaleTemporaries:
     """Removes what dead launches were writing."""
 
     def __init__(self, control: ControlFolder) -> None:
         self._control = control
         self._suspects: dict[str, tuple[Identity, float]] = {}
+        self._refused: set[str] = set()
 
     @property
     def suspects(self) -> int:
@@ -74,7 +117,7 @@ class StaleTemporaries:
         """Look at the temporaries in scratch, file name → launch nonce.
 
         Raises:
-            OSError: scratch cannot be written.
+            OSError: scratch cannot be looked at.
         """
         if not temporaries:
             self._suspects.clear()
@@ -94,8 +137,17 @@ class StaleTemporaries:
                 known, since_s = before.get(file_name, (looks, at_s))
                 if known != looks:
                     since_s = at_s
-                if at_s - since_s >= STALE_S:
-                    path.unlink()
-                    _log.info("removed %s: its launch is dead", file_name)
-                else:
+                if at_s - since_s < STALE_S:
                     self._suspects[file_name] = (looks, since_s)
+                elif self._unlink(path):
+                    _log.info("removed %s: its launch is dead", file_name)
+
+    def _unlink(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except PermissionError as error:
+            if path.name not in self._refused:
+                self._refused.add(path.name)
+                _log.warning("cannot delete %s, of a dead launch: %s", path, error.strerror)
+            return False
+        return True

@@ -49,7 +49,7 @@ class Ladder:
         self._disk = 0
         self._spare = 0
         self._up_after = _UP_AFTER
-        self._since_up = _UP_AFTER_MOST
+        self._since_up = 2 * _UP_AFTER_MOST
 
     @property
     def current(self) -> str:
@@ -66,14 +66,12 @@ class Ladder:
         disk = load.syncing >= _DISK_SYNCING or load.writing >= _DISK_WRITING
         encoders = not disk and load.encoding >= _BUSY
         self._since_up += 1
-        if self._since_up >= _UP_AFTER_MOST:
-            self._up_after = _UP_AFTER
         self._disk = self._disk + 1 if disk else 0
         self._encoders = self._encoders + 1 if encoders and pressed else 0
         self._spare = self._spare + 1 if not pressed and self._would_fit(load) else 0
         if self._encoders >= _DOWN_AFTER and self._at + 1 < len(self._rungs):
-            if self._since_up <= 2 * self._up_after:  # went up too early: take more time over it
-                self._up_after = min(2 * self._up_after, _UP_AFTER_MOST)
+            too_early = self._since_up <= 2 * self._up_after  # then more time is taken over the next step up
+            self._up_after = min(2 * self._up_after, _UP_AFTER_MOST) if too_early else _UP_AFTER
             return self._step(1, f"parts pile up and the encoders are the limit ({load.encoding:.0%} busy)")
         if self._at and self._disk >= _DISK_AFTER:
             return self._step(

@@ -20,15 +20,16 @@ from pathlib import Path
 
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.errors import FormatError, PreflightError
-from hs_formats.stored import CODECS
+from hs_mover.adapt import CodecChoice
 from hs_mover.backlog import Backlog, Waiting
 from hs_mover.books import Books
 from hs_mover.checks import SourceChanged
-from hs_mover.config import MoverConfig, mover_id
+from hs_mover.config import MoverConfig
 from hs_mover.destination import Destination
 from hs_mover.heartbeat import Gauges, Heartbeat
-from hs_mover.housekeeping import ForeignNames, LeftAloneFiles, StaleTemporaries
+from hs_mover.housekeeping import ForeignNames, LeftAloneFiles, StaleTemporaries, Undeletable
 from hs_mover.lock import ScratchLock
+from hs_mover.name import MoverName
 from hs_mover.recover import recover_run, sweep_unclaimed
 from hs_mover.registry import Registry
 from hs_mover.scan import list_scratch
@@ -67,25 +68,25 @@ class Lane:
 
     def __init__(self, src: Path, config: MoverConfig, destination: Destination, shared: Shared) -> None:
         self.control = ControlFolder(src)
-        self.mover_id = mover_id(src)
+        self._name = MoverName(src, destination)
         self.gauges = Gauges(last_progress_s=now_s())
         self.error: BaseException | None = None
         self.unmoved = 0
         self._config = config
         self._destination = destination
         self._shared = shared
-        self._codec = CODECS[config.codec]
+        self._choice = CodecChoice(config, shared.meter)
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._workers = Workers(shared.pool, shared.syncer, wake=self._wake.set)
         lanes = len(config.sources)
         self._backlog = Backlog(budget_bytes=_BUDGET_BYTES // lanes, budget_parts=max(1, _BUDGET_PARTS // lanes))
-        self._registry = Registry(self.control, destination, self.mover_id)
         self._trouble = Trouble(destination.root)
         self._unrecovered: list[str] | None = None
         self._noted: dict[str, array[int]] | None = None
         self._foreign = ForeignNames()
         self._left_alone = LeftAloneFiles()
+        self._undeletable = Undeletable(src)
         self._stale = StaleTemporaries(self.control)
         self._dirty = True
         self._scanned_at_s = float("-inf")
@@ -95,7 +96,8 @@ class Lane:
         self._reported_at_s = time.monotonic()
         self._reported_parts = 0
         self._lock = ScratchLock(self.control)
-        self._heartbeat = Heartbeat(self.control, config, self.mover_id, gauges=lambda: self.gauges)
+        self._registry: Registry
+        self._heartbeat: Heartbeat
         self._watch = FolderWatch(src, self._something_came)
         self._thread = threading.Thread(target=self._run, name=f"lane-{src.name}")
 
@@ -110,6 +112,9 @@ class Lane:
             OSError: it cannot be made.
         """
         self._lock.acquire()
+        self._name.claim()
+        self._registry = Registry(self.control, self._destination, self.mover_id)
+        self._heartbeat = Heartbeat(self.control, self._config, self.mover_id, gauges=lambda: self.gauges)
         self._heartbeat.start()
         self._thread.start()
 
@@ -122,6 +127,11 @@ class Lane:
         """Wait for the end; True when it came."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    @property
+    def mover_id(self) -> str:
+        """The name under which this lane writes, for good once it has started."""
+        return self._name.text
 
     def summary(self) -> str:
         """One line: what was moved and what waits."""
@@ -142,6 +152,7 @@ class Lane:
             self.gauges = replace(self.gauges, stopping=True)
             self._watch.stop()
             self._registry.forget_books()
+            self._name.release()
             self._heartbeat.stop()
             self._lock.release()
 
@@ -193,6 +204,9 @@ class Lane:
         if self._trouble:
             self.unmoved += len(self._backlog)
             return True
+        if fresh and self._undeletable.reason and not len(self._backlog):
+            self.unmoved += len(self._undeletable)
+            return True
         return fresh and not len(self._backlog) and not self._unrecovered and not self._stale.suspects
 
     # -- looking
@@ -222,10 +236,11 @@ class Lane:
         listing = list_scratch(folder, known=self._backlog.names, known_foreign=self._foreign.seen)
         self._backlog.vanish(listing.present)
         self._left_alone.keep_only(listing.present)
+        self._undeletable.again()
         for file_name, name in listing.parts.items():
             with suppress(FileNotFoundError):
                 found = os.lstat(folder / file_name)
-                if not self._left_alone.holds(file_name, found):
+                if not (self._left_alone.holds(file_name, found) or self._undeletable.holds(file_name, found)):
                     size_bytes = found.st_size if stat.S_ISREG(found.st_mode) else 0
                     self._backlog.add(Waiting(name, size_bytes, found.st_mtime_ns))
         self._foreign.add(listing.foreign)
@@ -248,6 +263,7 @@ class Lane:
     def _hold(self, error: OSError) -> None:
         if self._trouble.begin(error):
             self._registry.forget_books()
+            self._name.release()
             self._noted = None
         self._publish()
 
@@ -293,6 +309,7 @@ class Lane:
             except (SourceError, OSError) as error:
                 self._failed(part, error)
                 return
+            part.trial = bool(self._trouble)
             self._workers.submit(part, task)
             if self._trouble:
                 return  # one part tries the destination
@@ -305,7 +322,7 @@ class Lane:
             name=name,
             destination=self._destination,
             paths=None if books is None else books.paths,
-            codec=self._codec,
+            codec=self._choice.codec,
             mover_id=self.mover_id,
             settled=part.settling is not None and time.monotonic() - part.settling[1] >= SETTLE_S,
             known=None if books is None else books.known(name),
@@ -373,6 +390,7 @@ class Lane:
             groups[books].append((part, outcome))
         for books, group in groups.items():
             try:
+                self._name.ensure()
                 if books is not None:
                     books.commit([outcome.line for _, outcome in group if outcome.line is not None])
             except OSError as error:
@@ -380,21 +398,20 @@ class Lane:
                 for part, _ in group:
                     self._backlog.give_back(part, retry_at_s=0.0)
                 continue
-            self._trouble.end()
+            if any(part.trial for part, _ in group):
+                self._trouble.end()
             for part, outcome in group:
                 self._unlink(part, outcome)
             if books is not None:
                 books.forget(part.name for part, _ in group)
 
     def _unlink(self, part: Waiting, outcome: Outcome) -> None:
-        path, line = self.control.scratch / str(part.name), outcome.line
+        line = outcome.line
         if outcome.quarantined:
             _log.warning("quarantined %s: %s", part.name, outcome.note)
         else:
             _log.debug("%s %s", outcome.note, part.name)
-        with suppress(FileNotFoundError):
-            if Identity.of(os.lstat(path)) == outcome.identity:  # else a new file has taken the name meanwhile
-                path.unlink()
+        self._undeletable.delete(str(part.name), outcome.identity)
         self._backlog.done(part)
         self.gauges = replace(
             self.gauges,
@@ -409,9 +426,14 @@ class Lane:
             self.gauges,
             backlog_parts=len(self._backlog),
             backlog_bytes=self._backlog.size_bytes,
-            trouble=self._trouble.reason,
+            left_alone_parts=len(self._left_alone) + len(self._undeletable),
+            codec=self._choice.codec.name,
+            trouble=self._trouble.reason or self._undeletable.reason,
         )
         at_s = time.monotonic()
+        state = self._heartbeat.state
+        if state is not None:
+            self._choice.look(at_s, backlog_bytes=self._backlog.size_bytes, limit_bytes=state.limit_bytes)
         if at_s - self._reported_at_s >= _REPORT_S and self.gauges.moved_parts != self._reported_parts:
             _log.info("%s", self.summary())
             self._reported_at_s, self._reported_parts = at_s, self.gauges.moved_parts

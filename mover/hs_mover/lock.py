@@ -5,20 +5,24 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from hs_formats.control import ControlFolder
 from hs_formats.errors import FormatError, PreflightError
 
-__all__ = ["ScratchLock", "ScratchTaken"]
-
+__all__ = ["ScratchLock", "ScratchOpen", "ScratchTaken"]
 
 _log = logging.getLogger(__name__)
 
 
 class ScratchTaken(PreflightError):
     """another mover{who} runs on {scratch}: stop it first, or give this one another --src"""
+
+
+class ScratchOpen(PreflightError):
+    """scratch {scratch} is open to others (mode {mode:04o}): chmod 700 {scratch}"""
 
 
 class ScratchLock:
@@ -33,10 +37,14 @@ class ScratchLock:
 
         Raises:
             ScratchTaken: another mover has it.
+            ScratchOpen: other users may look into it, or put files there.
             FormatError: the folder is not ours to use.
             OSError: it cannot be made.
         """
         self._control.create()
+        mode = stat.S_IMODE(self._control.scratch.stat().st_mode)
+        if mode & 0o077:
+            raise ScratchOpen(scratch=self._control.scratch, mode=mode)
         path = self._control.mover_lock
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

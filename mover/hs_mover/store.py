@@ -112,6 +112,7 @@ class _Work:
             return
         for what, mine, theirs in (
             ("boundaries", meta.boundaries, expected.boundaries),
+            ("config_hash", meta.config_hash, expected.config_hash),
             ("dtype", meta.dtype, expected.dtype),
             ("hidden size", meta.hidden_size, expected.hidden_size),
         ):

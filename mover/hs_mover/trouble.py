@@ -48,7 +48,7 @@ class Trouble:
         return first
 
     def end(self) -> None:
-        """An operation went well."""
+        """An operation went well that was begun after the last failure."""
         if self.reason:
             _log.info("going on after %.0f s: %s works again", time.monotonic() - self._since_s, self._root)
             self.reason = ""

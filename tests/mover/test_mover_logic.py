@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hs_formats.errors import UsageError
+from hs_formats.memory import (
+    MemoryGroup,
+    Mounts,
+    default_reserve,
+    find_mounts,
+    host_memory,
+    in_memory,
+    memory_groups,
+    process_folders,
+)
 from hs_formats.names import PartName
 from hs_mover.backlog import Backlog, Waiting
-from hs_mover.cgroups import Mounts, find_mounts, host_memory, in_memory, memory_groups, process_folders
 from hs_mover.checks import PartDigest, read_pieces
 from hs_mover.config import MoverConfig, mover_id, parse_size
-from hs_mover.headroom import FillHold, MemoryGroup, Space, default_reserve, headroom
+from hs_mover.headroom import FillHold, Space, headroom
 from hs_mover.pace import Pace
 from parts import make_part, part_name
 

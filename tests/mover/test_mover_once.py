@@ -154,16 +154,19 @@ def test_a_part_that_does_not_fit_the_dataset_is_quarantined(src: Path, dst: Pat
     paths = DatasetPaths(dst / "set")
     paths.create()
     info = DatasetInfo(
-        model="m", config_hash="c", num_layers=4, boundaries=[1, 3], dtype="float32", hidden_size=8,
+        model="m", config_hash="0" * 16, num_layers=4, boundaries=[1, 3], dtype="float32", hidden_size=8,
         tokenizer="t", tokenizer_hash="h", template_hash="h",
     )  # fmt: skip
     paths.write_info(info)
     fits = drop_part(src, rid(1), 0, 4, 4, boundaries=(1, 3))
     differs = drop_part(src, rid(2), 0, 4, 4, boundaries=(1, 2))
+    retrained = drop_part(src, rid(3), 0, 4, 4, boundaries=(1, 3), config_hash="f" * 16)
     move_once(src, dst)
     lines = lines_of(dst / "set")
     assert lines[fits.name].status == "stored"
     assert lines[differs.name].reason == "boundaries [1, 2] where the dataset has [1, 3]"
+    assert lines[retrained.name].status == "quarantined"
+    assert lines[retrained.name].reason == f"config_hash {'f' * 16} where the dataset has {'0' * 16}"
 
 
 def test_a_dataset_that_begins_anew_is_compared_with_its_new_description(src: Path, dst: Path) -> None:
@@ -172,7 +175,7 @@ def test_a_dataset_that_begins_anew_is_compared_with_its_new_description(src: Pa
         paths.create()
         paths.write_info(
             DatasetInfo(
-                model="m", config_hash="c", num_layers=4, boundaries=boundaries, dtype="float32", hidden_size=8,
+                model="m", config_hash="0" * 16, num_layers=4, boundaries=boundaries, dtype="float32", hidden_size=8,
                 tokenizer="t", tokenizer_hash="h", template_hash="h",
             )
         )  # fmt: skip
@@ -278,7 +281,7 @@ def test_a_registration_cannot_lead_out_of_the_destination(src: Path, dst: Path,
     drop_part(src, rid(1, run="deadbeef"), 0, 4, 4)
     move_once(src, dst)
     assert len(list((dst / "unclaimed" / "deadbeef").iterdir())) == 1
-    assert [path.name for path in dst.iterdir()] == ["unclaimed"]
+    assert sorted(path.name for path in dst.iterdir()) == [".hs-movers", "unclaimed"]
 
 
 def test_what_is_not_a_part_is_left_alone(

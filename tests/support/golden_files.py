@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Mapping
@@ -11,16 +12,19 @@ from unittest import mock
 
 import torch
 
+import golden_floats
 from hs_formats.control import ClientState, ControlFolder, Marker, MoverState, RunState
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
 from hs_formats.hashing import ids_xxh3, xxh3_hex
 from hs_formats.jsonl import AppendLog
+from hs_formats.layout import part_layout
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, RunStarted
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
-from hs_formats.zstd import compress_blocks
+from hs_formats.part import inspect_part
+from hs_formats.stored import CODECS
 from part_factory import part_bytes
 
 __all__ = [
@@ -94,6 +98,8 @@ MOVER = MoverState(
     codec="zstd",
     high=0.8,
     low=0.6,
+    drain_s=12.5,
+    left_alone_parts=1,
 )
 CLIENT = ClientState(run=RUN_ID, pid=78, heartbeat_s=1234.0, promised_bytes=1 << 33, waiting="for the mover")
 RUN = RunState(run=RUN_ID, dataset="prompts", pid=78)
@@ -112,7 +118,7 @@ INFO = DatasetInfo(
     capture={"writers": "first", "capture_mode": "plugin"},
 )
 _PART = part_bytes(NAME, IDS, STATES, boundaries=INFO.boundaries)
-_STORED = b"".join(compress_blocks([_PART], len(_PART)))
+_STORED = b"".join(CODECS["zstd"].encode([_PART], len(_PART)))
 _BEFORE = PartName(NAME.rid, 0, 2, 5, 0)
 MANIFEST = [
     ManifestLine(
@@ -182,7 +188,12 @@ def build() -> Mapping[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder))
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
-    return files | {str(NAME): _PART, f"{NAME}.zst": _STORED}
+    return {**files, **golden_floats.files(), str(NAME): _PART, f"{NAME}.zst": _STORED, f"{NAME}.hsz": _hsz()}
+
+
+def _hsz() -> bytes:
+    info = inspect_part(io.BytesIO(_PART), NAME)
+    return b"".join(CODECS["default"].encode([_PART], len(_PART), layout=part_layout(info, len(_PART))))
 
 
 def _write(folder: Path) -> None:

@@ -15,7 +15,7 @@ __all__ = ["fill", "small_tmpfs"]
 def small_tmpfs(folder: Path, *, options: str) -> Iterator[Path]:
     """`folder`, made if need be, with a tmpfs mounted on it (needs root); `options` such as ``size=1m``."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
