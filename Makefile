@@ -3,16 +3,20 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 CODE := formats server_launch mover client tests examples benchmarks
 
-.PHONY: help venv test lint format types demo dist clean
+.PHONY: help venv test test-trainers lint format types demo dist clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 venv:  ## create or bring up to date .venv with the pinned CPU stack
 	@bash tools/venv.sh
 
 test: venv  ## run the tests (real SGLang servers on the CPU included); ARGS="-k name" is passed on
 	$(PY) -m pytest $(ARGS)
+
+test-trainers: venv  ## exports through the trainers' own loaders, in an environment of their own
+	@bash tools/trainers.sh
+	TORCHDYNAMO_DISABLE=1 .cache/trainers/bin/python -m pytest -W ignore tests/trainers $(ARGS)
 
 lint: venv  ## ruff: rules and formatting
 	$(PY) -m ruff check $(CODE)
