@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["FillHold", "Headroom", "MemoryGroup", "Space", "default_reserve", "headroom"]
+from hs_formats.memory import MemoryGroup
 
-DEFAULT_RESERVE_BYTES = 1 << 30
-DEFAULT_RESERVE_FRACTION = 0.05
+__all__ = ["FillHold", "Headroom", "Space", "headroom"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +29,6 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryGroup:
-    """One limit on memory: `used_bytes` is what the kernel cannot drop (anonymous, shmem, kernel)."""
-
-    name: str
-    limit_bytes: int
-    used_bytes: int
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes until the limit; 0 when it is reached."""
-        return max(0, self.limit_bytes - self.used_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Headroom:
     """Sizes for ``mover.json``, bytes. `bound` names what limits the capacity."""
 
@@ -53,13 +38,6 @@ class Headroom:
     limit_bytes: int
     low_bytes: int
     bound: str
-
-
-def default_reserve(total_bytes: int, *, shared_memory_mount: bool) -> int:
-    """Bytes left to others: on /dev/shm's mount NCCL keeps its buffers, so min(1 GiB, 5 %) there, elsewhere nothing."""
-    if not shared_memory_mount:
-        return 0
-    return min(DEFAULT_RESERVE_BYTES, int(total_bytes * DEFAULT_RESERVE_FRACTION))
 
 
 def headroom(space: Space, groups: Iterable[MemoryGroup], *, reserve_bytes: int, high: float, low: float) -> Headroom:

@@ -1,4 +1,7 @@
-"""Reads the memory limits above a process: cgroup v2 and v1, every ancestor, and the host itself."""
+"""The memory limits above a process: cgroup v2 and v1, every ancestor, and the host itself. Standard library only.
+
+Files in tmpfs are memory of whoever wrote them, so these limits bound a scratch as well.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hs_formats.errors import FormatError
-from hs_mover.headroom import MemoryGroup
 
-__all__ = ["Mounts", "find_mounts", "host_memory", "in_memory", "memory_groups", "process_folders"]
+__all__ = [
+    "MemoryGroup",
+    "Mounts",
+    "default_reserve",
+    "find_mounts",
+    "host_memory",
+    "in_memory",
+    "memory_groups",
+    "process_folders",
+]
+
+DEFAULT_RESERVE_BYTES = 1 << 30
+DEFAULT_RESERVE_FRACTION = 0.05
 
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes a number near 2^63 for "no limit"."""
 
 _V2_USED = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "sock", "vmalloc")
 _V1_USED = ("total_rss", "total_shmem")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """One limit on memory: `used_bytes` is what the kernel cannot drop (anonymous, shmem, kernel)."""
+
+    name: str
+    limit_bytes: int
+    used_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes until the limit; 0 when it is reached."""
+        return max(0, self.limit_bytes - self.used_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +55,13 @@ class Mounts:
     v2_root: str
     v1: Path | None
     v1_root: str
+
+
+def default_reserve(total_bytes: int, *, shared_memory_mount: bool) -> int:
+    """Bytes left to others: on /dev/shm's mount NCCL keeps its buffers, so min(1 GiB, 5 %) there, elsewhere nothing."""
+    if not shared_memory_mount:
+        return 0
+    return min(DEFAULT_RESERVE_BYTES, int(total_bytes * DEFAULT_RESERVE_FRACTION))
 
 
 def find_mounts(mountinfo: str) -> Mounts:
