@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
 
+from hs_client.digests import DigestTable
 from hs_client.rows import digest
 from hs_formats.dataset import DatasetPaths
-from hs_formats.ledger import Done, Failed, Intent, Rejected, iter_ledger
+from hs_formats.ledger import Done, Failed, Intent, Rejected, RunStarted, iter_ledger
 from hs_formats.names import run_of_rid
 
-__all__ = ["History", "read_history"]
+__all__ = ["History", "RunRate", "read_history"]
+
+
+class RunRate(NamedTuple):
+    """What a run got done: when it began (seconds since the epoch), how long its ledger grew, tokens of its samples."""
+
+    started_s: float
+    spent_s: float
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -18,35 +30,40 @@ class History:
     """State of every sample that some ledger of the dataset names, by `hs_client.rows.digest` of its id.
 
     Attributes:
-        done: samples that must never be sent again.
+        done: samples that must never be sent again, with the row's `content` as a number, 0 where no ledger has it.
         rejected: samples that can never be done, with the reason.
-        content: `content` of the row that was done, else of the one rejected, where a ledger has it; as a number, which
-            takes less memory.
+        content: the same of samples that were rejected.
         short: of samples rejected because of the server's context length, that length.
         open: intents without an outcome of samples that are not done, in the order in which they were written.
         runs: ids of all runs that have a ledger.
+        rates: how fast they were.
     """
 
-    done: set[bytes] = field(default_factory=set)
+    done: DigestTable = field(default_factory=DigestTable)
     rejected: dict[bytes, str] = field(default_factory=dict)
     content: dict[bytes, int] = field(default_factory=dict)
     short: dict[bytes, int] = field(default_factory=dict)
     open: dict[bytes, list[Intent]] = field(default_factory=dict)
     runs: set[str] = field(default_factory=set)
+    rates: list[RunRate] = field(default_factory=list)
 
     @property
     def open_runs(self) -> set[str]:
         """Runs that have open intents."""
         return {run_of_rid(intent.rid) for intents in self.open.values() for intent in intents}
 
-    def changed(self, key: bytes, content: str) -> bool:
-        """The row that was done or rejected under this id was another one."""
-        known = self.content.get(key)
-        return bool(content) and known is not None and known != int(content, 16)
+    def changed(self, key: bytes, content: int) -> bool:
+        """The row that was done or rejected under this id was another one; `content` 0: nobody can say."""
+        known = self.done.get(key)
+        if known is None:
+            known = self.content.get(key, 0)
+        return bool(content and known) and known != content
 
-    def drop_changed(self, key: bytes, content: str) -> None:
+    def drop_changed(self, key: bytes, content: int) -> None:
         """Forget open intents for other rows than the one of `content`: their records must not be adopted for it."""
-        kept = [intent for intent in self.open.get(key, ()) if intent.content in ("", content)]
+        if key not in self.open:
+            return
+        kept = [i for i in self.open[key] if not i.content or int(i.content, 16) == content]
         if kept:
             self.open[key] = kept
         else:
@@ -67,16 +84,19 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
         run = path.stem
         history.runs.add(run)
         pending: dict[str, Intent] = {}
+        started_at, tokens = "", 0
         for line in iter_ledger(path):
             match line:
                 case Intent():
                     pending[line.rid] = line
                 case Done():
-                    pending.pop(line.rid, None)
+                    intent = pending.pop(line.rid, None)
+                    tokens += 0 if intent is None else intent.n
                     key = digest(line.sample_id)
-                    history.done.add(key)
                     if line.content:
-                        history.content[key] = int(line.content, 16)
+                        history.done[key] = int(line.content, 16)
+                    else:
+                        history.done.add(key)
                 case Failed():
                     pending.pop(line.rid, None)
                 case Rejected(sample_id=sample_id) if sample_id:
@@ -86,15 +106,28 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
                     if line.content:
                         turned_down[key] = int(line.content, 16)
                     history.short[key] = line.context_tokens
+                case RunStarted():
+                    started_at = line.started_at
                 case _:
                     pass
+        if (rate := _rate(path, started_at, tokens)) is not None:
+            history.rates.append(rate)
         if run not in live_runs:
             for intent in pending.values():
                 history.open.setdefault(digest(intent.sample_id), []).append(intent)
-    for key in history.done:
-        history.open.pop(key, None)
-        history.rejected.pop(key, None)
+    for key in [key for key in history.open if key in history.done]:
+        del history.open[key]
+    for key in [key for key in history.rejected if key in history.done]:
+        del history.rejected[key]
     for key in history.rejected:
         if key in turned_down:
             history.content[key] = turned_down[key]
     return history
+
+
+def _rate(path: Path, started_at: str, tokens: int) -> RunRate | None:
+    try:
+        started_s = datetime.fromisoformat(started_at).timestamp()
+        return RunRate(started_s, path.stat().st_mtime - started_s, tokens)
+    except (ValueError, OSError):
+        return None

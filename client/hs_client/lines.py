@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+from hs_client.input_files import InputFile, shown
 
 __all__ = ["MAX_LINE_BYTES", "Line", "read_lines", "shown"]
 
@@ -23,21 +24,16 @@ class Line:
     size_bytes: int
 
 
-def shown(path: Path) -> str:
-    """`path` as text that can be printed and stored, also where its name is no UTF-8."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def read_lines(path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """The lines of `path` without their ends; a byte-order mark, CRLF and blank lines are let pass.
+def read_lines(source: InputFile, *, max_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
+    """The lines of `source` without their ends; a byte-order mark, CRLF and blank lines are let pass.
 
     U+2028 and its like stay what they are: characters inside a JSON string.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read; or `hs_client.input_files.DAMAGED`.
     """
     number = 0
-    with path.open("rb", buffering=1 << 20) as file:
+    with source.open() as file:
         while data := file.readline(max_bytes + 2):
             number += 1
             size = len(data)

@@ -1,39 +1,45 @@
 """The first pass over the prompts files: which rows are new, done, doubled or unusable, counted before any is sent.
 
-A table of one digest a sample is kept, so that the second pass knows for every row whether it is the one to send.
+A digest a sample and a byte a row are kept, so that the second pass knows for every row what is to become of it and
+reads only those that are to be sent or rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from pathlib import Path
 
+from hs_client.digests import DigestTable
 from hs_client.errors import BadPrompts
 from hs_client.history import History
-from hs_client.lines import MAX_LINE_BYTES, read_lines, shown
+from hs_client.input_files import DAMAGED, InputFile
+from hs_client.limits import Limits
+from hs_client.lines import MAX_LINE_BYTES, Line, read_lines
+from hs_client.row_cache import Facts, RowCache, RowRecorder, cache_file, line_hash
 from hs_client.row_error import RowError
 from hs_client.rows import Row, digest, parse_row
+from hs_client.survey import Survey
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
 
 _REMEDY = "give the changed row another id, or the file another --dataset"
 
 
-class Fate(Enum):
-    """What is to become of a row."""
+class Fate(IntEnum):
+    """What is to become of a row; 0 stands for lines that are none."""
 
-    SEND = "send"
-    DONE = "done"
-    IDENTICAL = "identical"
-    REJECTED = "rejected"
-    ELSEWHERE = "elsewhere"
+    SEND = 1
+    DONE = 2
+    IDENTICAL = 3
+    REJECTED = 4
+    ELSEWHERE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row of the input with its fate.
+    """A row of the input that is to be sent or rejected.
 
     `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
     `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
@@ -71,20 +77,26 @@ class Plan:
         files: the inputs, in order.
         history: what earlier runs left.
         shard: (i, n): only samples of shard i of n are this run's.
-        context_tokens: the server's context length, 0 where nobody knows it.
+        limits: of the model, None where nobody knows it.
         first: digest of a sample id → place of the first row that has it, as file index << 40 | line.
+        fates: of every line of every file, by number - 1.
         counts: rows by fate.
+        survey: of the rows to send.
         needs_tokenizer: a row to send is text or messages.
+        recorders: what the row cache of each file is to hold.
     """
 
-    files: Sequence[Path]
+    files: Sequence[InputFile]
     history: History
     shard: tuple[int, int] = (0, 1)
+    limits: Limits | None = None
     max_line_bytes: int = MAX_LINE_BYTES
-    context_tokens: int = 0
-    first: dict[bytes, int] = field(default_factory=dict)
+    first: DigestTable = field(default_factory=DigestTable)
+    fates: list[bytearray] = field(default_factory=list)
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
+    survey: Survey = field(default_factory=Survey)
     needs_tokenizer: bool = False
+    recorders: list[RowRecorder] = field(default_factory=list)
 
     @property
     def left(self) -> int:
@@ -96,48 +108,117 @@ class Plan:
         """Rows in the files, blank lines not counted."""
         return sum(self.counts.values())
 
-    def judge_all(self) -> Iterator[Judged]:
-        """Every row of the input with its fate, in order; the first row of a sample id wins.
+    # -- first pass
+
+    def count(self, cache_root: Path | None = None) -> None:
+        """Go through all rows; what `cache_root`, the dataset's folder, has kept of earlier passes is used.
 
         Raises:
             BadPrompts: a file cannot be read.
         """
-        for index, path in enumerate(self.files):
-            try:
-                for line in read_lines(path, max_bytes=self.max_line_bytes):
-                    where = f"{shown(path)}:{line.number}"
-                    if line.data is None:
-                        reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
-                        yield Judged(where, Fate.REJECTED, None, reason=reason)
-                        continue
-                    yield self._judge(where, index << 40 | line.number, line.data)
-            except OSError as error:
-                raise BadPrompts(path=shown(path), reason=error.strerror or error) from None
+        for index, file in enumerate(self.files):
+            cache = RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name))
+            recorder = RowRecorder()
+            fates = bytearray()
+            for line in self._lines(file):
+                fates.extend(bytes(line.number - len(fates)))
+                fate = Fate.REJECTED
+                if line.data is not None:
+                    fate = self._count_line(index << 40 | line.number, line.data, cache, recorder)
+                fates[line.number - 1] = fate
+                self.counts[fate] += 1
+            self.fates.append(fates)
+            self.recorders.append(recorder)
 
-    def _judge(self, where: str, place: int, line: bytes) -> Judged:
+    def _count_line(self, place: int, data: bytes, cache: RowCache, recorder: RowRecorder) -> Fate:
+        hashed = line_hash(data)
+        facts = cache.get(hashed)
+        new = facts is None
+        if facts is None:
+            try:
+                facts = _facts(parse_row(data))
+            except RowError:
+                return Fate.REJECTED
+        recorder.add(hashed, len(data), facts, new=new)
+        fate = self._decide(facts, place)
+        if fate is Fate.SEND:
+            self.needs_tokenizer |= facts.needs_tokenizer
+            self.survey.add(facts, data)
+            self.history.drop_changed(facts.key, facts.content)
+        return fate
+
+    def save_caches(self, root: Path) -> None:
+        """Keep what the first pass has found out about the rows in the dataset's folder, and free the memory.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        recorders, self.recorders = self.recorders, []
+        for file, recorder in zip(self.files, recorders, strict=False):
+            recorder.save(cache_file(root, file.name))
+
+    # -- second pass
+
+    def again(self, fates: Collection[Fate] = (Fate.SEND, Fate.REJECTED)) -> Iterator[Judged]:
+        """Rows with these fates, in order; by now some may be done.
+
+        Raises:
+            BadPrompts: a file cannot be read, or has changed since the first pass.
+        """
+        for index, file in enumerate(self.files):
+            file.check_unchanged()
+            known = self.fates[index]
+            for line in self._lines(file):
+                if known[line.number - 1] in fates:
+                    judged = self._judge(f"{file.name}:{line.number}", index << 40 | line.number, line)
+                    if judged is not None and judged.fate in fates:
+                        yield judged
+            file.check_unchanged()
+
+    def _lines(self, file: InputFile) -> Iterator[Line]:
         try:
-            row = parse_row(line)
+            yield from read_lines(file, max_bytes=self.max_line_bytes)
+        except (OSError, *DAMAGED) as error:
+            raise BadPrompts(path=file.name, reason=getattr(error, "strerror", None) or error) from None
+
+    def _judge(self, where: str, place: int, line: Line) -> Judged | None:
+        if line.data is None:
+            reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
+            return Judged(where, Fate.REJECTED, None, reason=reason)
+        try:
+            row = parse_row(line.data)
         except RowError as error:
             return Judged(where, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
-        key = digest(row.sample_id)
-        first = self.first.setdefault(key, place)
-        if first != place:
-            if not row.named:
-                return Judged(where, Fate.IDENTICAL, row)
+        facts = _facts(row)
+        fate = self._decide(facts, place)
+        if fate is Fate.SEND:
+            return Judged(where, fate, row)
+        if fate is not Fate.REJECTED:
+            return None
+        first = self.first.get(facts.key)
+        if first is not None and first != place:
             reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
-            return Judged(where, Fate.REJECTED, None, reason=reason)
+            return Judged(where, fate, None, reason=reason)
+        if facts.key in self.history.done:
+            reason = f"id {row.sample_id!r} is done already, with other content; {_REMEDY}"
+            return Judged(where, fate, None, reason=reason)
+        return Judged(where, fate, None, sample_id=row.sample_id, reason=self.history.rejected[facts.key], known=True)
+
+    # -- both
+
+    def _decide(self, facts: Facts, place: int) -> Fate:
+        """The first row of a sample id wins."""
+        key = facts.key
+        if self.first.setdefault(key, place) != place:
+            return Fate.REJECTED if facts.named else Fate.IDENTICAL
         if not self.in_shard(key):
-            return Judged(where, Fate.ELSEWHERE, row)
-        changed = self.history.changed(key, row.content)
+            return Fate.ELSEWHERE
+        changed = self.history.changed(key, facts.content)
         if key in self.history.done:
-            if changed:
-                reason = f"id {row.sample_id!r} is done already, with other content; {_REMEDY}"
-                return Judged(where, Fate.REJECTED, None, reason=reason)
-            return Judged(where, Fate.DONE, row)
+            return Fate.REJECTED if changed else Fate.DONE
         if key in self.history.rejected and not changed and not self._fits_now(key):
-            reason = self.history.rejected[key]
-            return Judged(where, Fate.REJECTED, None, sample_id=row.sample_id, reason=reason, known=True)
-        return Judged(where, Fate.SEND, row)
+            return Fate.REJECTED
+        return Fate.SEND
 
     def in_shard(self, key: bytes) -> bool:
         """The sample of this digest is this run's."""
@@ -145,30 +226,32 @@ class Plan:
         return n == 1 or int.from_bytes(key[:8], "big") % n == i
 
     def _fits_now(self, key: bytes) -> bool:
-        """It was too long for the server of that time, and this one has a longer context."""
-        return 0 < self.history.short.get(key, 0) < self.context_tokens
+        """It was too long for the limits of that time, and now more is allowed."""
+        return self.limits is not None and 0 < self.history.short.get(key, 0) < self.limits.fits
 
     def _where(self, place: int) -> str:
-        return f"{shown(self.files[place >> 40])}:{place & ((1 << 40) - 1)}"
+        return f"{self.files[place >> 40].name}:{place & ((1 << 40) - 1)}"
+
+
+def _facts(row: Row) -> Facts:
+    content = int(row.content, 16) if row.content else 0
+    return Facts(digest(row.sample_id), content, row.named, len(row.ids), row.kind != "input_ids")
 
 
 def make_plan(
-    files: Sequence[Path],
+    files: Sequence[InputFile],
     history: History,
     *,
     shard: tuple[int, int] = (0, 1),
     max_line_bytes: int = MAX_LINE_BYTES,
-    context_tokens: int = 0,
+    limits: Limits | None = None,
+    cache_root: Path | None = None,
 ) -> Plan:
-    """Read the files once and count.
+    """Read the files once and count; `cache_root` is the dataset's folder.
 
     Raises:
         BadPrompts: a file cannot be read.
     """
-    plan = Plan(files, history, shard, max_line_bytes, context_tokens)
-    for judged in plan.judge_all():
-        plan.counts[judged.fate] += 1
-        if judged.fate is Fate.SEND and judged.row is not None:
-            plan.needs_tokenizer |= judged.row.kind != "input_ids"
-            history.drop_changed(digest(judged.row.sample_id), judged.row.content)
+    plan = Plan(files, history, shard, limits, max_line_bytes, survey=Survey(limits))
+    plan.count(cache_root)
     return plan

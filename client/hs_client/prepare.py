@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hs_client.limits import Limits
 from hs_client.loss_mask import clip
 from hs_client.plan import Fate, Judged, Plan
 from hs_client.row_error import RowError
-from hs_client.rows import Row
+from hs_client.rows import Row, parse_row
+from hs_client.survey import Volume
 from hs_client.tokenizing import ChatTokenizer, Tokens
 from hs_formats.hashing import ids_xxh3
 from hs_formats.mask import mask_to_spans
@@ -21,34 +23,6 @@ __all__ = ["Limits", "Prepared", "Source", "prepare"]
 
 _BATCH_ROWS = 32
 _BATCH_TOKENS = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long a sample may be, in tokens, and the size of the model's vocabulary (0 where nobody knows it).
-
-    `context_tokens`: of the server. `longest_prompt`: what it takes, 0 where it does not say. `max_length`: what the
-    user allows, None for all. `truncate`: longer samples are cut to what is allowed instead of being rejected.
-    """
-
-    context_tokens: int
-    vocab_size: int = 0
-    longest_prompt: int = 0
-    max_length: int | None = None
-    truncate: bool = False
-
-    @property
-    def longest(self) -> int:
-        """The longest sample that is sent."""
-        known = [self.context_tokens - 1]
-        known += [self.longest_prompt] if self.truncate and self.longest_prompt else []
-        known += [self.max_length] if self.max_length else []
-        return min(known)
-
-    @property
-    def fits(self) -> int:
-        """Rows that were too long for fewer tokens than this are worth another look."""
-        return 1 << 62 if self.truncate else self.longest + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +114,8 @@ class Source:
         limit: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._rows: Iterator[Judged] = plan.judge_all()
+        self._plan = plan
+        self._rows: Iterator[Judged] = plan.again()
         self._limits = limits
         self._load = load
         self._tokenizer: ChatTokenizer | None = None
@@ -157,6 +132,25 @@ class Source:
         """
         if self._tokenizer is None:
             self._tokenizer = self._load()
+
+    def volume(self) -> Volume:
+        """How much is to be sent, the limit of samples regarded. Before the first batch, and once.
+
+        Raises:
+            HsError: the tokenizer cannot be loaded.
+        """
+        if self._plan.needs_tokenizer:
+            self.load_tokenizer()
+        return self._plan.survey.volume(self._tokens_of).limited(self._left)
+
+    def _tokens_of(self, line: bytes) -> int:
+        try:
+            return prepare(parse_row(line), "", limits=self._limits, tokenizer=self._tokenizer).n
+        except RowError:
+            return 0
+        finally:
+            if self._tokenizer is not None:
+                self._tokenizer.take_notes()
 
     def next_batch(self) -> tuple[list[Prepared], list[Judged]] | None:
         """The next samples to send and rows to reject; None at the end.

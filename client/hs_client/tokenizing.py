@@ -16,7 +16,7 @@ from hs_client.messages import Message, trainable
 from hs_client.row_error import RowError
 from hs_client.templates import ChatTemplate
 
-__all__ = ["ChatTokenizer", "Tokens", "load_tokenizer"]
+__all__ = ["ChatTokenizer", "Tokens", "load_tokenizer", "usable_torchvision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def load_tokenizer(
     Raises:
         NoTokenizer: transformers is missing, or it cannot load the tokenizer.
     """
-    with _usable_torchvision():
+    with usable_torchvision():
         try:
             from transformers import AutoTokenizer
             from transformers.utils import logging
@@ -147,7 +147,7 @@ def load_tokenizer(
 
 
 @contextlib.contextmanager
-def _usable_torchvision() -> Iterator[None]:
+def usable_torchvision() -> Iterator[None]:
     """Hide a torchvision that does not fit the installed torch: transformers imports it, but no tokenizer needs it."""
     hidden = False
     if "torchvision" not in sys.modules and importlib.util.find_spec("torchvision") is not None:

@@ -97,7 +97,7 @@ def test_a_record_of_the_row_as_it_was_is_not_adopted(mover: MoverProcess, tmp_p
     file = prompts(tmp_path / "p.jsonl", [{"id": "a", "input_ids": [1, 2]}, {"id": "b", "input_ids": [3, 4]}])
     with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=60)) as server:
         killed = start(server, file, log=tmp_path / "killed.log")
-        wait_until(lambda: list((mover.dst / "p" / "data").rglob("*.zst"))[1:], timeout_s=30, what="two stored parts")
+        wait_until(lambda: list((mover.dst / "p" / "data").rglob("*.pt.*"))[1:], timeout_s=30, what="two stored parts")
         killed.kill()
         killed.wait()
     prompts(file, [{"id": "a", "input_ids": [1, 2]}, {"id": "b", "input_ids": [30, 40]}])
@@ -121,7 +121,7 @@ def test_adopted_records_are_no_part_of_the_limit(mover: MoverProcess, tmp_path:
     file = prompts(tmp_path / "p.jsonl", rows_of(12))
     with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=60)) as server:
         killed = start(server, file, "--concurrency", "5", log=tmp_path / "killed.log")
-        wait_until(lambda: list((mover.dst / "p" / "data").rglob("*.zst"))[4:], timeout_s=30, what="five stored parts")
+        wait_until(lambda: list((mover.dst / "p" / "data").rglob("*.pt.*"))[4:], timeout_s=30, what="five stored parts")
         killed.kill()
         killed.wait()
     with serving(mover.scratch) as server:
@@ -225,10 +225,22 @@ def test_a_dry_run_and_a_wrong_tokenizer_leave_no_dataset(mover: MoverProcess, t
     assert not list((tmp_path / "dst").glob("[a-z]*"))
 
 
-def test_a_compressed_file_is_named_as_one(mover: MoverProcess, tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl.gz"
-    file.write_bytes(gzip.compress(b'{"text": "hello"}\n'))
+def test_packed_files_and_a_pipe_are_read_and_an_archive_is_named_as_one(mover: MoverProcess, tmp_path: Path) -> None:
+    packed = tmp_path / "p.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"id": "a", "input_ids": [1, 2]}\n'))
+    archive = tmp_path / "p.zip"
+    archive.write_bytes(b"PK\x03\x04")
     with serving(mover.scratch) as server:
-        ended = client(server, file)
-    assert ended.code == 2
-    assert f"error: cannot read {file}: it is compressed: unpack it first" in ended.text
+        assert client(server, packed).code == 0
+        refused = client(server, archive)
+        assert refused.code == 2
+        assert (
+            refused.text
+            == f"error: cannot read {archive}: it is a zip archive: unpack it first (see hs-client --help)\n"
+        )
+        command = argv(server, [Path("-")], "--dataset", "p")
+        rows = b'{"id": "a", "input_ids": [1, 2]}\n{"id": "b", "input_ids": [3]}\n'
+        piped = subprocess.run(command, input=rows, capture_output=True, timeout=60)
+        assert piped.returncode == 0, piped.stderr
+        assert b"rows       2: 1 done, 1 to send" in piped.stderr
+    check_records(mover.dst / "p", {"a": [1, 2], "b": [3]})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from hs_client.input_files import InputFile
 from hs_client.lines import read_lines
 from hs_client.row_error import RowError
 from hs_client.rows import Row, parse_row
@@ -123,7 +124,7 @@ def test_lines_end_at_lf_only(tmp_path_factory: pytest.TempPathFactory, texts: l
     path = tmp_path_factory.mktemp("lines") / "f"
     texts = [text.removeprefix("\ufeff") for text in texts]
     path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + "\r\n".join(texts).encode())
-    lines = list(read_lines(path))
+    lines = list(read_lines(InputFile.of(path)))
     assert [(line.number, line.data) for line in lines] == [
         (number, text.encode()) for number, text in enumerate(texts, 1) if text.encode().strip()
     ]
@@ -133,7 +134,7 @@ def test_unicode_line_separators_stay_in_the_string(tmp_path: Path) -> None:
     path = tmp_path / "f"
     text = "a\u2028b\u2029c\u0085d"
     path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
-    (line,) = read_lines(path)
+    (line,) = read_lines(InputFile.of(path))
     assert line.data is not None
     assert parse_row(line.data).text == text
 
@@ -143,7 +144,7 @@ def test_unicode_line_separators_stay_in_the_string(tmp_path: Path) -> None:
 def test_a_line_over_the_cap_is_skipped_and_the_next_one_read(tmp_path: Path, extra: int, end: bytes) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"x" * (1000 + extra) + end + (b"next\n" if end else b""))
-    first, *rest = read_lines(path, max_bytes=1000)
+    first, *rest = read_lines(InputFile.of(path), max_bytes=1000)
     assert (first.data is None) == (extra > 0)
     assert [line.data for line in rest] == ([b"next"] if end else [])
     assert [line.number for line in rest] == ([2] if end else [])
