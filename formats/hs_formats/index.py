@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -91,20 +91,27 @@ class DatasetIndex:
         Raises:
             OSError: a file cannot be read.
         """
+        # Ledgers first: whatever they call done has its manifest lines by then, also while a run goes on.
+        ledgers = [read_ledger(path) for path in sorted(paths.ledger.glob("*.jsonl"))]
+        return cls.build(ledgers, ManifestReader(paths.manifest).poll())
+
+    @classmethod
+    def build(cls, ledgers: Iterable[Sequence[LedgerLine]], manifest: Iterable[ManifestLine]) -> Self:
+        """Join the lines of all ledgers, a sequence for each file, with those of the manifests, one for each part."""
         intents: dict[str, Intent] = {}
         winners: dict[str, str] = {}
-        # Ledgers first: whatever they call done has its manifest lines by then, also while a run goes on.
-        for ledger_line in _all_lines(paths):
-            match ledger_line:
-                case Intent(rid=rid):
-                    intents[rid] = ledger_line
-                case Done(sample_id=sample_id, rid=rid):
-                    winners[sample_id] = min(rid, winners.get(sample_id, rid))
-                case _:
-                    pass
+        for ledger in sorted(filter(None, ledgers), key=lambda lines: getattr(lines[0], "started_at", "")):
+            for ledger_line in ledger:
+                match ledger_line:
+                    case Intent(rid=rid):
+                        intents[rid] = ledger_line
+                    case Done(sample_id=sample_id, rid=rid):
+                        winners[sample_id] = min(rid, winners.get(sample_id, rid))
+                    case _:
+                        pass
         runs = {run: position for position, run in enumerate(dict.fromkeys(map(run_of_rid, intents)))}
         by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
-        for line in ManifestReader(paths.manifest).poll():
+        for line in manifest:
             by_rid[rid_of_part(line.part)].append(line)
         samples: dict[str, IndexedSample] = {}
         broken: dict[str, BrokenSample] = {}
@@ -125,10 +132,3 @@ def _indexed(sample_id: str, rid: str, intent: Intent | None, lines: list[Manife
     if parts is None:
         raise FormatError(f"sample {sample_id!r} is done by {rid}, but its parts in the manifest do not tile it")
     return IndexedSample(sample_id, Rid.parse(rid), intent.n, intent.ids_xxh3, tuple(intent.mask), parts)
-
-
-def _all_lines(paths: DatasetPaths) -> Iterable[LedgerLine]:
-    ledgers = [lines for path in sorted(paths.ledger.glob("*.jsonl")) if (lines := read_ledger(path))]
-    ledgers.sort(key=lambda lines: getattr(lines[0], "started_at", ""))
-    for lines in ledgers:
-        yield from lines

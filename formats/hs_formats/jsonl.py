@@ -2,11 +2,16 @@
 
 A line counts from the moment its newline is there. A crash can leave a torn last line: the next writer ends it with a
 newline before it appends, readers skip a line that is no JSON and count it; nothing is ever overwritten.
+
+The last key of each line is ``crc``, over what stands before it, so that a damaged line that still reads like a good
+one can be told. Readers do not need it, and none but ``hs-client verify`` looks at it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +22,29 @@ import msgspec
 from hs_formats.durable import fsync_folder, write_all
 from hs_formats.errors import FormatError
 
-__all__ = ["AppendLog", "TailReader"]
+__all__ = ["AppendLog", "TailReader", "crc_fits", "encode_line"]
 
 _BLOCK_BYTES = 8 << 20
 
 Line = TypeVar("Line")
+
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}\s*\Z')
+
+
+def encode_line(line: msgspec.Struct) -> bytes:
+    """`line` as it stands in a file, with its CRC and newline.
+
+    Raises:
+        UnicodeEncodeError: a text holds a lone surrogate, which UTF-8 cannot say.
+    """
+    body = msgspec.json.encode(line)[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def crc_fits(text: bytes) -> bool | None:
+    """Whether a line of a file is what was written; None where it has no CRC."""
+    match = _CRC.search(text)
+    return None if match is None else zlib.crc32(text[: match.start()]) == int(match[1], 16)
 
 
 class AppendLog:
@@ -50,7 +73,7 @@ class AppendLog:
             OSError: the lines may be partly written; a later append starts on a new line.
         """
         try:
-            data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+            data = b"".join(map(encode_line, lines))
         except UnicodeEncodeError as error:
             raise FormatError(f"{self.path}: a line cannot be written: {error}") from error
         if not data:

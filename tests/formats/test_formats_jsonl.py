@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from hs_formats import jsonl
 from hs_formats.errors import FormatError
-from hs_formats.jsonl import AppendLog, TailReader
+from hs_formats.jsonl import AppendLog, TailReader, crc_fits, encode_line
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, RunStarted, iter_ledger, read_ledger
 from hs_formats.manifest import ManifestLine, ManifestReader
 
@@ -183,3 +184,22 @@ def test_the_first_line_of_a_part_wins_over_all_manifests(tmp_path: Path) -> Non
     (tmp_path / "c.jsonl").write_bytes(b'{"part":1}\n')
     assert reader.poll() == []
     assert reader.bad == 1
+
+
+# -- the checksum of a line
+
+
+@given(TEXT, st.integers(0, 9), st.data())
+def test_any_changed_byte_of_a_line_shows(text: str, number: int, data: Any) -> None:
+    line = encode_line(Line(number, text))
+    assert crc_fits(line)
+    assert msgspec.json.decode(line, type=Line) == Line(number, text)
+    at = data.draw(st.integers(0, len(line) - 2))
+    changed = bytearray(line)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    assert not crc_fits(bytes(changed))
+
+
+def test_a_line_without_checksum_is_told_from_a_wrong_one() -> None:
+    assert crc_fits(b'{"number":1}\n') is None
+    assert crc_fits(b'{"number":1,"crc":"00000000"}\n') is False
