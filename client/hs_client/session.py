@@ -14,7 +14,8 @@ import anyio.to_thread
 import msgspec
 
 from hs_client.adopt import find_complete, wait_drained
-from hs_client.errors import DestinationBroken, ScratchBroken
+from hs_client.errors import BadPrompts, DestinationBroken, ScratchBroken
+from hs_client.failed_rows import failed_file, write_failed
 from hs_client.history import History
 from hs_client.ledger_log import LedgerLog
 from hs_client.lines import shown
@@ -76,6 +77,8 @@ class Session:
         self._to_send = 0
         self._unsent = 0
         self._run = _fresh_run(self._places, plan.history)
+        self._failed: set[str] = set()
+        tally.on_failed = lambda sample: self._failed.add(sample.where)
 
     def _count_to_send(self, left: int) -> None:
         limit = self._settings.limit
@@ -121,6 +124,7 @@ class Session:
         spent_s = time.monotonic() - self._started_s
         for line in summary_lines(self._tally, spent_s=spent_s, pending=pending):
             self._progress.say(line)
+        failed = self._write_failed()
         if pending and self._settings.command:
             self._progress.say(f"to go on   {self._settings.command}")
         path = self._settings.summary_json
@@ -133,12 +137,28 @@ class Session:
                 run=self._run,
                 dataset=str(self._paths.root),
                 servers=[server.url for server in self._servers],
+                failed_rows=failed,
                 error=error,
             )
             try:
                 path.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
             except OSError as caught:
                 self._progress.say(f"warning: cannot write the summary to {path}: {caught.strerror or caught}")
+
+    def _write_failed(self) -> str:
+        """Keep the failed rows; returns where, or an empty text where there are none or they cannot be kept."""
+        if not self._failed:
+            return ""
+        path = failed_file(self._paths.root, self._run)
+        try:
+            count = write_failed(self._plan, self._failed, path)
+        except (OSError, BadPrompts) as error:
+            self._progress.say(f"warning: cannot keep the failed rows in {path}: {error}")
+            return ""
+        self._progress.say(
+            f"failed     {count} rows are in {path}, to be sent again with --dataset {self._paths.root.name}"
+        )
+        return str(path)
 
     def _register(self, place: Place) -> None:
         control, dataset, shard = place.control, self._paths.root.name, self._settings.shard
