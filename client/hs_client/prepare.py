@@ -58,8 +58,9 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
         if limits.vocab_size and max(ids) >= limits.vocab_size:
             raise RowError(f"token id {max(ids)} is outside the vocabulary of {limits.vocab_size}")
         if not spans:
-            kept = f"the {len(ids)} tokens that are kept hold" if cut_from else "the row holds"
-            raise RowError(f"{kept} no token that the model wrote: nothing to train on")
+            if cut_from:
+                raise RowError(f"the first {len(ids)} tokens hold nothing that the model wrote: nothing to train on")
+            raise RowError("the row holds nothing that the model wrote: nothing to train on")
     except RowError as error:
         raise RowError(error.reason, row.sample_id, context_tokens=error.context_tokens) from None
     array = np.asarray(ids, dtype=np.int32)
