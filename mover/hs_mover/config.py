@@ -12,7 +12,9 @@ from pathlib import Path
 from hs_formats.errors import UsageError
 from hs_mover.ladder import LADDER
 
-__all__ = ["MoverConfig", "default_threads", "mover_id", "parse_size"]
+__all__ = ["METRICS_HOST", "MoverConfig", "default_threads", "mover_id", "parse_size"]
+
+METRICS_HOST = "127.0.0.1"
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)", re.ASCII | re.IGNORECASE)
@@ -20,7 +22,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)", re.ASCII | re.IGN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoverConfig:
-    """Settings of one mover process. `reserve_bytes` None means the default of the folder's file system.
+    """Settings of one mover process. `reserve_bytes` None means the default of the folder's file system,
+    `metrics_port` None serves no metrics; `view` draws on the terminal.
 
     Raises:
         UsageError: the marks are not 0 < low < high <= 1, the rate is 0, or the floor has no place on the ladder.
@@ -36,6 +39,8 @@ class MoverConfig:
     limit_bytes_per_s: int | None = None
     once: bool = False
     threads: int = 2
+    metrics_port: int | None = None
+    view: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high <= 1:

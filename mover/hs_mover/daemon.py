@@ -8,17 +8,22 @@ import os
 import resource
 import signal
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hs_formats.control import HEARTBEAT_S, now_s
 from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, PreflightError, StorageError
-from hs_mover.config import MoverConfig, mover_id
+from hs_mover.config import METRICS_HOST, MoverConfig, mover_id
 from hs_mover.destination import Destination, explain
 from hs_mover.lane import Lane
+from hs_mover.metrics import serve_metrics
+from hs_mover.notify import Notifier
 from hs_mover.shared import share
+from hs_mover.view import View
 
 __all__ = ["run_mover"]
 
@@ -45,7 +50,7 @@ def run_mover(config: MoverConfig) -> None:
     """
     _allow_open_files()
     destination = _open_destination(config)
-    stop = threading.Event()
+    stop, notifier = threading.Event(), Notifier()
     with share(config) as shared:
         lanes = [Lane(src, config, destination, shared) for src in config.sources]
         started: list[Lane] = []
@@ -62,9 +67,16 @@ def run_mover(config: MoverConfig) -> None:
                 _log.info(
                     "moving %s to %s as %s, codec %s", lane.control.scratch, config.dst, lane.mover_id, config.codec
                 )
-            _wait(lanes, stop)
+            with ExitStack() as stack:
+                if config.metrics_port is not None:
+                    port = stack.enter_context(serve_metrics(config.metrics_port, lanes))
+                    _log.info("metrics at http://%s:%d/metrics", METRICS_HOST, port)
+                view = stack.enter_context(View.shown(lanes)) if config.view else None
+                notifier.ready()
+                _wait(lanes, stop, notifier, view)
         finally:
             shared.pace.lift()
+            notifier.stopping()
             for lane in started:
                 lane.request_stop()
             for lane in started:
@@ -91,8 +103,15 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _wait(lanes: list[Lane], stop: threading.Event) -> None:
+def _wait(lanes: list[Lane], stop: threading.Event, notifier: Notifier, view: View | None) -> None:
+    tick_at_s = float("-inf")
     while not stop.wait(0.2):
+        if time.monotonic() - tick_at_s >= HEARTBEAT_S:
+            tick_at_s = time.monotonic()
+            if all(lane.state is not None and lane.state.alive(now_s()) for lane in lanes):
+                notifier.alive("; ".join(lane.summary() for lane in lanes))
+            if view is not None:
+                view.tick()
         ended = [lane for lane in lanes if lane.join(0)]
         if any(lane.error is not None for lane in ended) or len(ended) == len(lanes):
             return

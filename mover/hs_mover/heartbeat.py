@@ -47,6 +47,7 @@ class Gauges:
     moved_parts: int = 0
     moved_bytes: int = 0
     stored_bytes: int = 0
+    quarantined_parts: int = 0
     last_progress_s: float = 0.0
     left_alone_parts: int = 0
     codec: str = ""

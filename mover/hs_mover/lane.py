@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hs_formats.control import ControlFolder, now_s
+from hs_formats.control import ControlFolder, MoverState, now_s
 from hs_formats.errors import FormatError, PreflightError
 from hs_mover.adapt import CodecChoice
 from hs_mover.backlog import Backlog, Waiting
@@ -132,6 +132,11 @@ class Lane:
     def mover_id(self) -> str:
         """The name under which this lane writes, for good once it has started."""
         return self._name.text
+
+    @property
+    def state(self) -> MoverState | None:
+        """What the last heartbeat said; None before the first."""
+        return self._heartbeat.state
 
     def summary(self) -> str:
         """One line: what was moved and what waits."""
@@ -418,6 +423,7 @@ class Lane:
             moved_parts=self.gauges.moved_parts + 1,
             moved_bytes=self.gauges.moved_bytes + outcome.identity.size_bytes,
             stored_bytes=self.gauges.stored_bytes + (0 if line is None else line.stored_bytes),
+            quarantined_parts=self.gauges.quarantined_parts + outcome.quarantined,
             last_progress_s=now_s(),
         )
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TextIO
 
 __all__ = ["LogFormat", "set_up_logging"]
 
@@ -26,9 +26,21 @@ class _Json(logging.Formatter):
         return json.dumps(fields)
 
 
-def set_up_logging(log_format: LogFormat, *, verbose: bool) -> None:
-    """Send hs_mover's lines, and warnings of the libraries below it, to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+class _AboveBars(logging.StreamHandler[TextIO]):
+    """Writes lines above the bars of `hs_mover.view`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        try:
+            tqdm.write(self.format(record), file=self.stream)
+        except Exception:  # noqa: BLE001 - as StreamHandler does
+            self.handleError(record)
+
+
+def set_up_logging(log_format: LogFormat, *, verbose: bool, view: bool = False) -> None:
+    """Send hs_mover's lines, and warnings of the libraries below it, to standard error, above the bars of a `view`."""
+    handler = _AboveBars(sys.stderr) if view else logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(_Json() if log_format == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

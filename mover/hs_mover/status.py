@@ -61,12 +61,23 @@ def describe(state: MoverState, at_s: float, *, unclaimed: list[str]) -> list[st
         f"scratch   {_mb(state.used_bytes)} of {_mb(state.capacity_bytes)} used ({share:.0%})",
         f"limit     clients may fill {_mb(state.limit_bytes)}; {_mb(state.reserve_bytes)} are reserved for others",
         f"backlog   {state.backlog_parts} parts, {_mb(state.backlog_bytes)}",
+        f"drain     {_drain(state)}",
         f"rates     in {_mb(state.in_bytes_per_s)}/s, out {_mb(state.out_bytes_per_s)}/s",
         f"progress  a part was moved, or the mover started, {at_s - state.last_progress_s:.0f} s ago",
     ]
+    if state.left_alone_parts:
+        lines.append(
+            f"left      {state.left_alone_parts} files with a part's name stay in scratch: the mover's log says why"
+        )
     if unclaimed:
         lines.append(f"unclaimed {len(unclaimed)} runs below {Path(state.dst) / UNCLAIMED}: {', '.join(unclaimed[:8])}")
     return lines
+
+
+def _drain(state: MoverState) -> str:
+    if not state.backlog_parts:
+        return "nothing waits"
+    return f"{state.drain_s:.0f} s at the present rate" if state.drain_s >= 0 else "nothing is being moved now"
 
 
 def _mb(size_bytes: float) -> str:
