@@ -28,7 +28,6 @@ from hs_formats.statistics import SlotStatistics
 
 __all__ = [
     "CODECS",
-    "DEFAULT_CODEC",
     "Codec",
     "Encode",
     "Facts",
@@ -42,10 +41,6 @@ __all__ = [
 
 Block = bytes | bytearray | memoryview
 Array = npt.NDArray[Any]
-
-DEFAULT_CODEC = "default"
-"""What the mover stores with unless it is told otherwise."""
-
 
 class Encode(Protocol):
     """The stored bytes of a file of `size` bytes given in blocks. Pieces that are no blocks stay as they are.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import xxhash
 import zstandard
@@ -22,11 +22,13 @@ from hs_formats.errors import FormatError
 
 __all__ = [
     "DEFAULT_LEVEL",
+    "FRAME_MAGIC",
     "MAX_BLOCK_BYTES",
     "RawFrame",
     "compress_blocks",
     "compressed_frame",
     "decompress",
+    "decompress_blocks",
     "frame_content",
     "huffman_frame",
     "skippable_frame",
@@ -37,10 +39,17 @@ Buffer = bytes | bytearray | memoryview
 
 DEFAULT_LEVEL = 1
 
+FRAME_MAGIC = zstandard.FRAME_HEADER
+"""How a frame starts."""
+
 MAX_BLOCK_BYTES = 128 << 10
 """Largest block of a frame, by the standard."""
 
+_FED_BYTES = 4 << 10
+"""Of a frame decoded in blocks, given to the library at once: a hostile block holds 2^15 times its own size at most."""
+
 _SKIPPABLE = 0x184D2A50
+_MAX_HEADER_BYTES = 18
 _BLOCK_HEADER_BYTES = 3
 _CHECKSUM_BYTES = 4
 _RAW_HEADER = struct.Struct("<4sBI")
@@ -119,9 +128,44 @@ def decompress(data: Buffer, *, limit_bytes: int | None = None) -> bytes:
     return content
 
 
+def decompress_blocks(read_at: Callable[[int, int], Buffer], size: int) -> tuple[int, Iterator[bytes]]:
+    """Content size of exactly one frame of `size` bytes, and the content in bounded blocks.
+
+    Args:
+        read_at: gives exactly so many bytes (second) from an offset (first).
+        size: of the frame, and of all there is.
+
+    Raises:
+        FormatError: as `decompress`; blocks that came before it may be wrong.
+    """
+    announced = _checked_size(read_at(0, min(size, _MAX_HEADER_BYTES)))
+    return announced, _decompressed(read_at, size, announced)
+
+
+def _decompressed(read_at: Callable[[int, int], Buffer], size: int, announced: int) -> Iterator[bytes]:
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    seen = 0
+    for start in range(0, size, _FED_BYTES):
+        if decoder.eof:
+            raise FormatError(f"{size - start} bytes follow the zstd frame")
+        try:
+            block = decoder.decompress(read_at(start, min(_FED_BYTES, size - start)))
+        except zstandard.ZstdError as error:
+            raise FormatError(f"not a whole zstd frame: {error}") from error
+        seen += len(block)
+        if decoder.unused_data or seen > announced:
+            raise FormatError("more follows the zstd frame than its content")
+        if block:
+            yield block
+    if not decoder.eof:
+        raise FormatError("the zstd frame is cut")
+    if seen != announced:
+        raise FormatError(f"the zstd frame holds {seen} bytes where {announced} were announced")
+
+
 def _checked_size(data: Buffer) -> int:
     """Content size of a frame that has one and a checksum."""
-    if bytes(data[:4]) != zstandard.FRAME_HEADER:  # the library takes a skippable frame for an empty one
+    if bytes(data[:4]) != FRAME_MAGIC:  # the library takes a skippable frame for an empty one
         raise FormatError("not a zstd frame")
     try:
         size = zstandard.frame_content_size(data)
@@ -158,7 +202,7 @@ class RawFrame:
     def __init__(self, size: int, block_bytes: int) -> None:
         count = max(1, -(-size // block_bytes))
         self._data = bytearray(_RAW_HEADER.size + count * _BLOCK_HEADER_BYTES + size + _CHECKSUM_BYTES)
-        _RAW_HEADER.pack_into(self._data, 0, zstandard.FRAME_HEADER, _RAW_DESCRIPTOR, size)
+        _RAW_HEADER.pack_into(self._data, 0, FRAME_MAGIC, _RAW_DESCRIPTOR, size)
         self.blocks: list[memoryview] = []
         view, at = memoryview(self._data), _RAW_HEADER.size
         for number in range(count):

@@ -6,20 +6,24 @@ import io
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import zstandard
 
 import golden_files
 from golden_files import GOLDEN, IDS, NAME, STATES
+from golden_floats import FLOATS, LAYOUT
 from hs_formats.control import ControlFolder
 from hs_formats.dataset import DatasetPaths
 from hs_formats.failure_ring import Failure, FailureReader
 from hs_formats.fixed_record import read_record
+from hs_formats.hsz_decode import HszFile
 from hs_formats.ledger import read_ledger
 from hs_formats.manifest import ManifestReader
 from hs_formats.part import inspect_part
 from hs_formats.stored import read_stored
+from unhsz import unhsz
 
 FILES = {path.name for path in GOLDEN.iterdir() if path.suffix not in {".py", ".md"} and path.is_file()}
 
@@ -30,7 +34,7 @@ def test_nothing_is_missing_and_nothing_is_left_over() -> None:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_todays_writers_give_the_same_bytes(name: str) -> None:
-    if name.endswith(".zst") and zstandard.ZSTD_VERSION != (1, 5, 7):
+    if name.endswith((".zst", ".hsz")) and zstandard.ZSTD_VERSION != (1, 5, 7):
         pytest.skip("another libzstd may compress to other bytes")
     assert golden_files.build()[name] == (GOLDEN / name).read_bytes()
 
@@ -50,9 +54,28 @@ def test_the_part() -> None:
         assert loaded["meta"] == info.meta.to_plain()
 
 
-def test_the_stored_part() -> None:
-    assert read_stored(GOLDEN / f"{NAME}.zst") == (GOLDEN / str(NAME)).read_bytes()
-    inspect_part(io.BytesIO(read_stored(GOLDEN / f"{NAME}.zst")), NAME)
+@pytest.mark.parametrize("suffix", ["zst", "hsz"])
+def test_the_stored_part(suffix: str) -> None:
+    stored = GOLDEN / f"{NAME}.{suffix}"
+    assert read_stored(stored) == (GOLDEN / str(NAME)).read_bytes()
+    inspect_part(io.BytesIO(read_stored(stored)), NAME)
+
+
+@pytest.mark.parametrize("codec", ["default", "fast"])
+def test_stored_floats(codec: str) -> None:
+    data = (GOLDEN / f"floats.{codec}.hsz").read_bytes()
+    assert unhsz(data) == FLOATS
+    opened = HszFile.of_bytes(data)
+    assert b"".join(opened.blocks()) == FLOATS
+    assert opened.index.codec == codec
+    assert [segment.floats for segment in opened.floats] == list(LAYOUT.floats)
+    words = np.frombuffer(FLOATS, "<u2", 520 * 3 * 3, LAYOUT.floats[0].start).reshape(520, 3, 3)
+    values = (words.astype("<u4") << np.uint32(16)).view("<f4")
+    for slot, statistics in enumerate(opened.index.statistics):
+        assert statistics.finite
+        assert statistics.rows == 17
+        assert statistics.max_abs == np.abs(values[:, slot]).max()
+        assert statistics.rms == pytest.approx(np.sqrt(np.square(values[::32, slot].astype(np.float64)).mean()))
 
 
 def test_the_control_files(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from hs_formats.layout import MAX_GROUP_BYTES, Floats, Layout
 from hs_formats.statistics import SlotStatistics
 from hs_formats.stored import CODECS, open_stored, read_stored, stored_blocks
 from hs_formats.zstd import MAX_BLOCK_BYTES, RawFrame, frame_content, huffman_frame, skippable_frame
+from unhsz import unhsz
 
 PLANES = ("default", "fast")
 EXPONENTS = {"bfloat16": 7, "float16": 10, "float32": 23, "float8_e4m3fn": 3, "float8_e5m2": 2}
@@ -116,6 +117,7 @@ def test_any_file_comes_back_whole_and_in_parts(
     opened.read_all(whole)
     assert whole == data
     assert b"".join(opened.blocks()) == data
+    assert unhsz(stored) == data
     for _ in range(4):
         start, stop = sorted((dice.randint(0, len(data)), dice.randint(0, len(data))))
         out = bytearray(stop - start)

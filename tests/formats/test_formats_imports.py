@@ -8,6 +8,7 @@ import pytest
 
 STANDARD_LIBRARY_ONLY = [
     "boundaries",
+    "codec_names",
     "container",
     "control",
     "doctor_pass",

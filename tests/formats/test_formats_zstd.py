@@ -5,15 +5,17 @@ import shutil
 import struct
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
 
+from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.errors import FormatError
 from hs_formats.stored import CODECS, codec_of, read_stored, stored_codec
-from hs_formats.zstd import compress_blocks, decompress
+from hs_formats.zstd import compress_blocks, decompress, decompress_blocks
 
 CONTENT = b"".join(struct.pack("<II", value, value % 7) for value in range(4000))
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
@@ -50,10 +52,31 @@ def test_the_command_line_tool_agrees(tmp_path: Path) -> None:
         assert read_stored(path) == content
 
 
-def test_cut_frames() -> None:
+def _in_blocks(data: bytes) -> bytes:
+    size, blocks = decompress_blocks(lambda at, count: data[at : at + count], len(data))
+    content = b"".join(blocks)
+    assert len(content) == size
+    return content
+
+
+DECODERS = pytest.mark.parametrize("decode", [decompress, _in_blocks])
+
+
+@DECODERS
+def test_cut_frames(decode: Callable[[bytes], bytes]) -> None:
+    assert decode(STORED) == CONTENT
     for size in range(len(STORED)):
         with pytest.raises(FormatError):
-            decompress(STORED[:size])
+            decode(STORED[:size])
+
+
+def test_blocks_are_bounded() -> None:
+    bomb = zstandard.ZstdCompressor(write_checksum=True).compress(bytes(1 << 30))
+    size, blocks = decompress_blocks(lambda at, count: bomb[at : at + count], len(bomb))
+    assert size == 1 << 30
+    assert len(next(blocks)) <= 128 << 20
+    with pytest.raises(FormatError, match="more than 1000"):
+        decompress(bomb, limit_bytes=1000)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +85,30 @@ def test_cut_frames() -> None:
         (b"", "not a zstd frame"),
         (SKIPPABLE, "not a zstd frame"),
         (SKIPPABLE + STORED, "not a zstd frame"),
-        (STORED + b"\0", "1 bytes follow"),
-        (STORED + SKIPPABLE, "12 bytes follow"),
-        (STORED + STORED, "bytes follow"),
+        (STORED + b"\0", "follow"),
+        (STORED + SKIPPABLE, "follow"),
+        (STORED + STORED, "follow"),
         (STORED[:4], "not a whole"),
         (zstandard.ZstdCompressor(write_checksum=False).compress(CONTENT), "no checksum"),
         (zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress(CONTENT), "its size"),
         (b"\x28\xb5\x2f\xfd" + b"\xff" * 30, "not a whole|zstd"),
     ],
 )
-def test_other_than_one_whole_frame(data: bytes, says: str) -> None:
+@DECODERS
+def test_other_than_one_whole_frame(decode: Callable[[bytes], bytes], data: bytes, says: str) -> None:
     with pytest.raises(FormatError, match=says):
-        decompress(data)
+        decode(data)
 
 
-def test_a_flipped_bit_anywhere_is_found() -> None:
+@DECODERS
+def test_a_flipped_bit_anywhere_is_found(decode: Callable[[bytes], bytes]) -> None:
     stored = _compress(CONTENT[:600])
     for at in range(len(stored)):
         for bit in range(8):
             damaged = bytearray(stored)
             damaged[at] ^= 1 << bit
             try:
-                assert decompress(bytes(damaged)) == CONTENT[:600]  # a reserved bit at most
+                assert decode(bytes(damaged)) == CONTENT[:600]  # a reserved bit at most
             except FormatError:
                 continue
 
@@ -124,6 +149,12 @@ def test_every_codec_gives_the_bytes_back_and_is_known_by_its_suffix(tmp_path: P
     assert codec_of(path.name).suffix == codec.suffix
     assert stored_codec(path) == name
     assert read_stored(path) == CONTENT
+
+
+def test_the_names_of_the_codecs() -> None:
+    assert tuple(CODECS) == CODEC_NAMES
+    assert DEFAULT_CODEC in CODECS
+    assert all(codec.name == name for name, codec in CODECS.items())
 
 
 def test_damage_is_reported_with_the_file(tmp_path: Path) -> None:

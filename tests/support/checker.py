@@ -24,6 +24,8 @@ from typing import Any
 import torch
 import zstandard
 
+from unhsz import unhsz
+
 __all__ = ["Prompt", "Reference", "Report", "check_dataset", "read_prompts"]
 
 _STORED = re.compile(
@@ -349,4 +351,4 @@ def _unzstd(data: bytes) -> bytes:
     return content
 
 
-_DECODERS: Mapping[str, Callable[[bytes], bytes]] = {".pt": bytes, ".pt.zst": _unzstd}
+_DECODERS: Mapping[str, Callable[[bytes], bytes]] = {".pt": bytes, ".pt.zst": _unzstd, ".pt.hsz": unhsz}
