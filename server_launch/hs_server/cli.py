@@ -41,7 +41,8 @@ profiles:
   default    GPU: --disable-radix-cache --disable-custom-all-reduce, NCCL settings where unset
   cpu        any x86-64 CPU: float32, torch attention, the same NCCL settings
   kimi-k2.5  default, with the boundaries 3,31,59
-An argument after `--` wins over the profile's; a NCCL variable that is set already is kept.
+An argument after `--` wins over the profile's; a NCCL variable that is set already is kept. NCCL profiles of your own
+are files NAME.env of lines NCCL_NAME=value in ~/.config/hs-extract/nccl.
 
 examples:
   hs-server launch --model-path deepseek-ai/DeepSeek-V3 --boundaries 3,31,58 -- --tp-size 8
@@ -163,6 +164,13 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     launch.add_argument("--model-path", required=True, metavar="M", help="model folder or name, as SGLang takes it")
     launch.add_argument("--profile", default="default", metavar="NAME", help="default, cpu or kimi-k2.5; see below")
+    launch.add_argument(
+        "--nccl-profile",
+        default="default",
+        metavar="NAME|FILE",
+        help="NCCL variables to set where unset: default, none, a file, or one of yours; see below",
+    )
+    launch.add_argument("--share-gpus", action="store_true", help="take GPUs that others use")
     launch.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     launch.add_argument(
         "--port", type=_port, default=8000, metavar="N", help="port to listen on (default: %(default)s)"
@@ -298,6 +306,7 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
         model_path=options.model_path,
         capture=capture,
         profile=options.profile,
+        nccl_profile=options.nccl_profile,
         host=options.host,
         port=options.port,
         pass_through=pass_through,
@@ -312,6 +321,7 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
         detach=options.detach,
         startup_timeout_s=options.startup_timeout,
         doctor=not options.skip_doctor,
+        share_gpus=options.share_gpus,
     )
     return launch(request, how, os.environ)
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
+from hs_server.before_start import check_before_start
 from hs_server.dry_run import dry_run_lines
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.errors import LaunchInterrupted
 from hs_server.orphans import launch_variables
 from hs_server.plan import make_plan
-from hs_server.preflight import check_plugins, check_port, check_sglang, check_source, view_plugins
+from hs_server.preflight import check_model_class, check_plugins, check_port, check_sglang, check_source, view_plugins
 from hs_server.process_group import HELD_SIGNALS, ServerGroup, start_group, take_signal
 from hs_server.processes import boot_id, process_info
 from hs_server.readiness import (
@@ -38,7 +39,7 @@ from hs_server.records import LaunchRecord, RecordStore, state_folder
 from hs_server.sentinel import Sentinel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hs_server.patch.installation import Installation
     from hs_server.plan import LaunchPlan, LaunchRequest
@@ -63,6 +64,7 @@ class LaunchOptions:
     detach: bool = False
     startup_timeout_s: float = 1800.0
     doctor: bool = True
+    share_gpus: bool = False
 
 
 class _StopAskedError(Exception):
@@ -109,6 +111,7 @@ def dry_run(request: LaunchRequest, environment: Mapping[str, str], *, assume_ve
 def _checked_plan(request: LaunchRequest, environment: Mapping[str, str]) -> tuple[LaunchPlan, Installation | None]:
     """The plan for the installed SGLang and, in source mode, its patched installation."""
     plan = make_plan(request, environment, sglang_version=check_sglang())
+    check_model_class(plan)
     check_plugins(plan, view_plugins(environment))
     return plan, check_source(plan)
 
@@ -130,8 +133,9 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, source
         check_port(request.host, request.port)
         if request.capture is not None:
             prepare_dump_dir(request.capture.dump_dir)
+        looked_at = check_before_start(plan, share_gpus=options.share_gpus)
         log = (options.log or store.log_path(request.port)).absolute()
-        _announce(plan, log=log)
+        _announce(plan, looked_at, log=log)
         server = _Server.start(plan, log=log, store=store, tied=not options.detach, source=source)
         try:
             server.wait_ready(timeout_s=options.startup_timeout_s, doctor=options.doctor)
@@ -378,7 +382,7 @@ def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:
     )
 
 
-def _announce(plan: LaunchPlan, *, log: Path) -> None:
+def _announce(plan: LaunchPlan, looked_at: Sequence[str], *, log: Path) -> None:
     mode = f", {plan.capture_mode} mode" if plan.capture_mode else ""
     _say(f"launching SGLang {plan.sglang.text}, profile {plan.profile.name}{mode}: {plan.request.model_path}")
     if plan.sglang.unread:
@@ -392,6 +396,8 @@ def _announce(plan: LaunchPlan, *, log: Path) -> None:
         kind = file_system_type(folder)
         note = "" if kind == "tmpfs" else f"  (on {kind or 'an unknown file system'}; tmpfs is faster)"
         _say(f"scratch   {folder}{note}")
+    for line in looked_at:
+        _say(line)
     _say(f"log       {log}")
 
 

@@ -13,7 +13,7 @@ from hs_server.plan import ENV_LAUNCH_ID
 from hs_server.process_group import ServerGroup
 from hs_server.processes import list_processes, process_info, variables
 
-__all__ = ["Orphans", "find_orphans", "launch_variables"]
+__all__ = ["Orphans", "find_orphans", "launch_port", "launch_variables"]
 
 ENV_LAUNCH_PORT = "HS_LAUNCH_PORT"
 ENV_LAUNCH_STATE = "HS_LAUNCH_STATE"
@@ -60,3 +60,9 @@ def find_orphans(state: Path, *, port: int | None = None) -> list[Orphans]:
         Orphans(launch_id=launch_id, port=number, pids=tuple(sorted(pids)))
         for (launch_id, number), pids in sorted(found.items(), key=lambda item: item[0][1])
     ]
+
+
+def launch_port(pid: int) -> int:
+    """The port of the launch that process `pid` belongs to; 0 where it belongs to none, or cannot be seen."""
+    text = variables(pid, (ENV_LAUNCH_PORT,)).get(ENV_LAUNCH_PORT, "")
+    return int(text) if text.isdigit() else 0

@@ -14,7 +14,8 @@ from hs_server import env
 from hs_server.arguments import Topology, merge_arguments, refuse_launcher_flags
 from hs_server.capture_mode import AUTO, choose_mode, mode_arguments, refuse_unknown_flags
 from hs_server.model_config import ModelConfig, read_model_config
-from hs_server.profiles import Profile, find_profile, nccl_environment
+from hs_server.nccl_profiles import nccl_environment
+from hs_server.profiles import Profile, find_profile
 from hs_server.versions import Release, release
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class LaunchRequest:
     model_path: str
     capture: CaptureRequest | None
     profile: str = "default"
+    nccl_profile: str = "default"
     host: str = "127.0.0.1"
     port: int = 8000
     pass_through: tuple[str, ...] = ()
@@ -125,7 +127,7 @@ def make_plan(request: LaunchRequest, environment: Mapping[str, str], *, sglang_
     nonce = secrets.token_hex(8)
     launch_id = secrets.token_hex(8)
     wanted = profile.arguments
-    added = nccl_environment(environment)
+    added = nccl_environment(request.nccl_profile, environment)
     if profile.cpu:
         from hs_server.cpu_profile.settings import CPU_ARGUMENTS, cpu_environment
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError
+from hs_server.capture.families import FAMILIES, WRAPPERS, family_of_architectures
 from hs_server.capture.mode import PLUGIN, SOURCE
 from hs_server.patch.installation import find_installation
 from hs_server.processes import command_line, port_owner
@@ -26,6 +27,7 @@ __all__ = [
     "CPU_PLUGIN",
     "PLUGIN_GROUP",
     "PluginView",
+    "check_model_class",
     "check_plugins",
     "check_port",
     "check_sglang",
@@ -86,6 +88,25 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
     for plugin in needed:
         if (reason := view.reason_missing(plugin)) is not None:
             raise PreflightError(reason)
+
+
+def check_model_class(plan: LaunchPlan) -> None:
+    """Refuse a model whose class, by its config.json, is not one whose states are known: loading it would be in vain.
+
+    Raises:
+        PreflightError: names the class and the families.
+    """
+    if plan.request.capture is None or plan.model is None or not plan.model.architectures:
+        return
+    if plan.environment.get("SGLANG_EXTERNAL_MODEL_PACKAGE"):
+        return  # classes of the user's own; the capture looks at what was loaded
+    if family_of_architectures(plan.model.architectures) is None:
+        known = ", ".join([*(family.name for family in FAMILIES), *WRAPPERS.values()])
+        classes = ", ".join(plan.model.architectures)
+        raise PreflightError(
+            f"--model-path {plan.request.model_path}: what a {classes} captures is not known to be the stream entering "
+            f"a layer\n  known are {known}; serve it with --no-capture"
+        )
 
 
 def check_sglang() -> str:

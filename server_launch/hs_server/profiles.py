@@ -7,25 +7,10 @@ stand-ins for missing GPU packages live in `cpu_profile` and are imported for th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hs_formats.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["NCCL_DEFAULTS", "PROFILES", "Profile", "find_profile", "nccl_environment"]
-
-# For ranks that exchange many small messages inside one host without NVLink multicast: low-latency protocol over
-# rings, peer to peer across the whole system, few but wide channels.
-NCCL_DEFAULTS: dict[str, str] = {
-    "NCCL_PROTO": "LL",
-    "NCCL_ALGO": "Ring",
-    "NCCL_P2P_LEVEL": "SYS",
-    "NCCL_MAX_NCHANNELS": "16",
-    "NCCL_BUFFSIZE": "16777216",
-    "NCCL_NTHREADS": "512",
-}
+__all__ = ["PROFILES", "Profile", "find_profile"]
 
 # Rows of a cached prefix never pass through the model, so a capture would miss them.
 _COMMON: tuple[tuple[str, str | None], ...] = (("--disable-radix-cache", None),)
@@ -74,8 +59,3 @@ def find_profile(name: str) -> Profile:
         return PROFILES[name]
     except KeyError:
         raise UsageError(f"no profile is called {name!r}\n  profiles: {', '.join(PROFILES)}") from None
-
-
-def nccl_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """NCCL's settings for a launch, each only where `environment` does not have it."""
-    return {name: value for name, value in NCCL_DEFAULTS.items() if name not in environment}

@@ -1,0 +1,32 @@
+"""Everything that is checked right before SGLang is started: GPUs, room, and what earlier runs left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hs_formats.errors import PreflightError
+from hs_server.gpus import check_gpus
+from hs_server.leftovers import leftover_lines
+from hs_server.room_checks import check_room
+
+if TYPE_CHECKING:
+    from hs_server.plan import LaunchPlan
+
+__all__ = ["check_before_start"]
+
+
+def check_before_start(plan: LaunchPlan, *, share_gpus: bool) -> list[str]:
+    """Check the machine for `plan`, whose scratch exists; returns lines for the terminal.
+
+    Raises:
+        PreflightError: something is taken or too small.
+    """
+    capture = plan.request.capture
+    lines = check_gpus(plan, plan.environment, share=share_gpus)
+    try:
+        lines += check_room(plan, plan.environment)
+        if capture is not None:
+            lines += leftover_lines(capture.dump_dir)
+    except OSError as error:
+        raise PreflightError(f"the machine cannot be looked at: {error}\n  see to the path it names") from None
+    return lines
