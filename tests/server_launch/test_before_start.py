@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -144,7 +145,7 @@ LAUNCH: dict[str, Any] = {"ranks": 8, "gpu": True, "capturing": True, "ring_byte
 @pytest.mark.parametrize(
     ("facts", "launch", "told"),
     [
-        ({}, {}, "room      20,401,094,656 bytes: about 355,6"),
+        ({}, {}, "room      20,401,094,656 bytes: about 355,172 tokens"),
         ({}, {"token_bytes": 0}, "room      20,401,094,656 bytes"),
         ({"memory_left": 17 * GIB}, {}, "room      1,073,741,824 bytes, bound by the memory left"),
         ({"memory_left": None}, {}, "room      20,401,094,656 bytes: about"),
@@ -223,7 +224,7 @@ def test_nccl_profiles_are_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         nccl_environment("./other", environment)
     (own / "bad.env").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="bad.env"):
+    with pytest.raises(UsageError, match="--nccl-profile "):
         nccl_environment("bad", environment)
 
 
@@ -255,16 +256,12 @@ def test_a_bad_line_of_a_profile_is_named(text: str, words: str) -> None:
 def test_unknown_model_classes_are_refused_before_the_start(
     tmp_path: Path, architectures: tuple[str, ...], environment: dict[str, str], refused: bool
 ) -> None:
-    import dataclasses
-
     model = ModelConfig(architectures=architectures, num_layers=61, hidden_size=16)
     plan = dataclasses.replace(plan_of(scratch=tmp_path, **environment), model=model)
     if not refused:
         check_model_class(plan)
         return
-    with pytest.raises(
-        PreflightError, match="what a NanbeigeForCausalLM captures is not known.*\n  known are DeepSeek"
-    ):
+    with pytest.raises(PreflightError, match=r"what a NanbeigeForCausalLM captures .*\n  known are DeepSeek"):
         check_model_class(plan)
     check_model_class(dataclasses.replace(plan, request=dataclasses.replace(plan.request, capture=None)))
 
