@@ -1,230 +1,59 @@
-"""More model families through the real capture: every complete record equals transformers, aborted ones are no record.
+"""Every model family through the real capture: every complete record equals transformers, aborted ones are no record.
 
-One server a family. Requests of random lengths go out from many threads in random order, some are aborted under way,
-some are refused by the scheduler; what lies in scratch afterwards is compared part by part, without client and mover.
+DeepSeek-V3 and Llama on the servers that other tests use as well, the others on one of their own, each with another chunk
+size.
 """
 
 from __future__ import annotations
 
-import json
-import random
-import re
-import threading
-import time
-import urllib.request
-from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from chain import Server, launch_server, wait_until
+from chain import ServerFactory, launch_server
 from checker import Reference
-from hs_formats.names import PartName, Rid
-from hs_formats.tiling import cover
-from routing import routing_margins
+from random_mix import run_mix
 from small_tmpfs import small_tmpfs
 from tiny_models import text_model, tiny_model
 
 pytestmark = pytest.mark.sglang
 
 BOUNDARIES = (1, 4, 7)
-CHUNK_TOKENS = 16
-TOLERANCE = 1e-5
-LEAST_MARGIN = 1e-6
-REQUESTS, LONGEST, AT_ONCE = 60, 100, 12
-LONG_TOKENS = 1500
 SEED = 20_261_129
 
 EXTRA = {"tiny-kimi": ("--trust-remote-code",)}
 
 
-@dataclass
-class Request:
-    """One request and what became of it."""
-
-    rid: str
-    ids: list[int]
-    sampling: dict[str, Any]
-    abort: bool = False
-    mid_prefill: bool = False
-    status: int = 0
-    finish: str = ""
-
-    @property
-    def served(self) -> bool:
-        return self.status == 200 and self.finish != "abort"
+@pytest.mark.parametrize("model", ["tiny-dsv3", "tiny-llama"])
+def test_a_random_mix_on_a_server_that_is_in_use(
+    servers: ServerFactory, references: Callable[..., Reference], model: str, record_property: Any
+) -> None:
+    server = servers(model, "--boundaries", "1,4,7")
+    said = run_mix(server, references(model, BOUNDARIES), chunk_tokens=16, seed=SEED + 1)
+    record_property("result", said)
+    print(said)
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen3-moe", "tiny-kimi"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = request.param
-    work = tmp_path_factory.mktemp(model)
-    with small_tmpfs(work / "scratch", options="size=64m,mode=0700") as scratch:
+@pytest.mark.parametrize(("model", "chunk_tokens"), [("tiny-qwen3", 7), ("tiny-qwen3-moe", 33), ("tiny-kimi", 16)])
+def test_a_random_mix_equals_transformers_and_aborted_requests_are_no_records(
+    tmp_path: Path, model: str, chunk_tokens: int, record_property: Any
+) -> None:
+    with small_tmpfs(tmp_path / "scratch", options="size=64m,mode=0700") as scratch:
         options = ["--boundaries", ",".join(map(str, BOUNDARIES))]
-        sglang = ["--chunked-prefill-size", str(CHUNK_TOKENS), *EXTRA.get(model, ())]
-        environment = {"HF_MODULES_CACHE": str(work / "modules")}  # code of the model's folder is copied there
-        running, _ = launch_server(
-            tiny_model(model), scratch, work, options=options, sglang=sglang, environment=environment
+        sglang = ["--chunked-prefill-size", str(chunk_tokens), *EXTRA.get(model, ())]
+        environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}  # code of the model's folder is copied there
+        server, _ = launch_server(
+            tiny_model(model), scratch, tmp_path, options=options, sglang=sglang, environment=environment
         )
         try:
-            yield running
+            # SGLang's own warm-up (with an image, where the model takes one) has run and left nothing.
+            log = server.log.read_text()
+            assert "The server is fired up" in log
+            assert ("for Kimi VLM startup warmup" in log) == ("kimi" in model)
+            said = run_mix(server, Reference(text_model(model), BOUNDARIES), chunk_tokens=chunk_tokens, seed=SEED)
         finally:
-            running.stop()
-
-
-def test_a_random_mix_equals_transformers_and_aborted_requests_are_no_records(
-    server: Server, record_property: Any
-) -> None:
-    # SGLang's own warm-up (with an image, where the model takes one) has run and left nothing.
-    log = server.log.read_text()
-    assert "The server is fired up" in log
-    assert ("for Kimi VLM startup warmup" in log) == ("kimi" in server.model.name)
-    assert server.parts() == []
-
-    requests = _mix()
-    _send(server, requests)
-    records = _records(server.scratch)
-    by_rid = {request.rid: request for request in requests}
-    assert set(records) <= set(by_rid)
-    assert {request.rid for request in requests if request.served} <= set(records)
-    aborted = [request for request in requests if request.abort and not request.served]
-    assert aborted, "no request was aborted in time"
-    refused = [request for request in requests if "regex" in request.sampling]
-    assert refused
-    assert not any(request.served or request.rid in records for request in refused)
-
-    reference = Reference(text_model(server.model.name.rsplit("-v", 1)[0]), BOUNDARIES)
-    worst, excused = 0.0, 0
-    for rid, parts in records.items():
-        request = by_rid[rid]
-        n = len(request.ids)
-        coverage = cover(n, [(part.start, part.stop) for part, _ in parts])
-        assert not coverage.overlaps, rid
-        assert coverage.exact or not request.served, rid
-        assert {part.n for part, _ in parts} == {n}
-        right = reference.states(request.ids)
-        for part, content in parts:
-            assert content["input_ids"].tolist() == request.ids[part.start : part.stop]
-            states = content["hidden_states"]
-            assert states.shape == (part.stop - part.start, len(BOUNDARIES) + 1, right.shape[-1])
-            rows = (states - right[part.start : part.stop]).abs().amax(dim=(1, 2))
-            close = rows <= TOLERANCE  # not so for NaN
-            if not close.all():
-                # From a token with a tie on, attention carries the difference to the later ones.
-                ties = (routing_margins(reference._inner, request.ids) < LEAST_MARGIN).cumsum(0)
-                wrong = ~close & (ties[part.start : part.stop] == 0)
-                assert not wrong.any(), f"{rid}, rows {part.start}-{part.stop}: {float(rows.max()):.2e} off"
-                excused += 1
-            else:
-                worst = max(worst, float(rows.max()))
-    whole = sum(request.served for request in requests)
-    cut = sum(request.rid in records for request in aborted)
-    assert cut, "no request was aborted in the middle of its prefill"
-    said = (
-        f"{whole} records within {worst:.1e}, {excused} parts excused, {len(aborted)} aborted, {cut} of them with "
-        f"parts, {len(refused)} refused"
-    )
+            server.stop()
     record_property("result", said)
-    print(f"{server.model.name}: {said}")
-    assert excused <= 2
-    # The mix was one: prompts in several chunks, chunks that several prompts shared.
-    names = [part for parts in records.values() for part, _ in parts]
-    assert any(part.start for part in names)
-    assert any(part.start % CHUNK_TOKENS for part in names)
-    _negative_control(records, by_rid, reference)
-    assert server.healthy()
-
-
-def _mix() -> list[Request]:
-    draw = random.Random(SEED)
-    prefix = [draw.randrange(3, 500) for _ in range(LONGEST)]
-    lengths = [1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 3 * CHUNK_TOKENS, LONGEST]
-    requests: list[Request] = []
-    for row in range(REQUESTS):
-        n = lengths[row] if row < len(lengths) else draw.randrange(1, LONGEST + 1)
-        ids = [draw.randrange(3, 500) for _ in range(n)]
-        if row % 3 == 0:
-            ids = (prefix[: n // 2] + ids)[:n]
-        sampling: dict[str, Any] = {"max_new_tokens": draw.choice([0, 1, 1, 3])}
-        if row % 20 == 19:
-            # Found out in the scheduler only, which then runs one dummy token under the request's id.
-            sampling = {"max_new_tokens": 1, "regex": "(unclosed"}
-        requests.append(Request(_rid(row), ids, sampling))
-    for row in range(REQUESTS, REQUESTS + 6):
-        ids = [draw.randrange(3, 500) for _ in range(LONG_TOKENS)]
-        requests.append(Request(_rid(row), ids, {"max_new_tokens": 1}, abort=True, mid_prefill=row % 2 == 0))
-    draw.shuffle(requests)
-    return requests
-
-
-def _rid(row: int) -> str:
-    return str(Rid(run="0e2e0de1", row=row, attempt=0))
-
-
-def _send(server: Server, requests: list[Request]) -> None:
-    draw = random.Random(SEED + 1)
-    pauses = [draw.uniform(0.05, 0.4) for _ in requests]
-
-    def one(request: Request, pause_s: float) -> None:
-        if request.abort:
-            threading.Thread(target=_abort, args=(server, request, pause_s), daemon=True).start()
-        request.status, answer = server.generate(request.rid, request.ids, **request.sampling)
-        meta = answer.get("meta_info", {}) if request.status == 200 else {}
-        request.finish = (meta.get("finish_reason") or {}).get("type", "")
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(one, requests, pauses))
-    seen: list[list[str]] = [[]]
-
-    def settled() -> bool:
-        seen.append(server.parts())
-        return seen[-1] == seen[-2] and not any(".tmp" in name for name in seen[-1])
-
-    wait_until(settled, timeout_s=20, every_s=1.0, what="an end of new parts")
-
-
-def _abort(server: Server, unwanted: Request, pause_s: float) -> None:
-    """Abort after a while, when it may still be in the queue; or as soon as its first chunk has been captured."""
-    rid = unwanted.rid
-    if unwanted.mid_prefill:
-        ends_at = time.monotonic() + 30
-        while not any(name.startswith(rid) for name in server.parts()) and time.monotonic() < ends_at:
-            time.sleep(0.005)
-    else:
-        time.sleep(pause_s)
-    body = json.dumps({"rid": rid}).encode()
-    request = urllib.request.Request(server.url + "/abort_request", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30):
-        pass
-
-
-def _records(scratch: Path) -> dict[str, list[tuple[PartName, Any]]]:
-    records: dict[str, list[tuple[PartName, Any]]] = defaultdict(list)
-    for path in sorted(scratch.glob("hs-*.pt")):
-        name = PartName.parse(path.name)
-        records[str(name.rid)].append((name, torch.load(path, weights_only=True)))
-    assert not list(scratch.glob(".hs-*"))
-    strays = [path.name for path in scratch.iterdir() if not re.match(r"hs-|\.hs$", path.name)]
-    assert strays == []
-    return dict(records)
-
-
-def _negative_control(
-    records: dict[str, list[tuple[PartName, Any]]], by_rid: dict[str, Request], reference: Reference
-) -> None:
-    """Rows of a neighbour, or of the neighbouring boundary, are far outside of the tolerance."""
-    rid = max((rid for rid in records if by_rid[rid].served), key=lambda rid: len(by_rid[rid].ids))
-    right = reference.states(by_rid[rid].ids)
-    next_layers = Reference.__new__(Reference)
-    next_layers.__dict__.update(reference.__dict__, boundaries=[2, 5, 6])
-    others = next_layers.states(by_rid[rid].ids)
-    for part, content in records[rid]:
-        states = content["hidden_states"]
-        assert float((states - right.roll(1, dims=0)[part.start : part.stop]).abs().amax(dim=2).min()) > 100 * TOLERANCE
-        off = (states - others[part.start : part.stop]).abs().amax(dim=2)[:, : len(BOUNDARIES)]
-        assert float(off.min()) > 100 * TOLERANCE
+    print(said)

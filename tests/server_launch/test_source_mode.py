@@ -112,7 +112,7 @@ def test_a_model_that_is_loaded_is_captured(started: Started, tmp_path: Path) ->
     batch = SimpleNamespace(
         forward_mode=SimpleNamespace(name="EXTEND"), run=lambda extra, key: (model.forward(1, 2, 3), extra, key)
     )
-    worker = sys.modules["sglang.srt.managers.tp_worker"].TpModelWorker()  # type: ignore[attr-defined]
+    worker = sys.modules["sglang.srt.managers.tp_worker"].TpModelWorker()
     assert worker.forward_batch_generation(batch, 4, key=5) == (([1.0, 2.0], ["aux"]), 4, 5)
     assert started.session.calls == ["observe [1.0, 2.0] ['aux']", "finish"]
     # Nothing is kept of a forward pass that has no rows of ours.

@@ -50,7 +50,7 @@ def test_four_blocks_and_nothing_else() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, len(LINES) - 2), st.sampled_from(["", "# a comment", "#"])), max_size=12))
 def test_other_lines_do_not_matter_and_come_back_as_they_were(insertions: list[tuple[int, str]]) -> None:
-    lines = list(LINES)
+    lines: list[str] = list(LINES)
     for at, line in insertions:
         if lines[at].rstrip().endswith(":") or '"""' in lines[at]:
             line = ""

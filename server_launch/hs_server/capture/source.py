@@ -137,10 +137,11 @@ def _checked_sha256(file: Path, compiled: tuple[int, str]) -> str:
 def _wrap_worker(hooks: Hooks) -> None:
     from sglang.srt.managers.tp_worker import TpModelWorker
 
-    original = TpModelWorker.forward_batch_generation
+    original: Any = TpModelWorker.forward_batch_generation
 
     @functools.wraps(original)
     def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         return hooks.around_forward_batch(original, worker, batch, *args, **kwargs)
 
-    TpModelWorker.forward_batch_generation = forward_batch_generation
+    owner: Any = TpModelWorker
+    owner.forward_batch_generation = forward_batch_generation
