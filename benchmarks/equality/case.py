@@ -102,9 +102,10 @@ def run(options: argparse.Namespace) -> Path:
     arms = _chosen(options.arms, target)
     redrawn = (bool(options.dummy) and not options.keep_weights) or bool(os.environ.get(VARIABLE))
     environment = {VARIABLE: "1"} if redrawn else {}
-    file = ResultFile("equality", options.out, label=target.label, quick=options.quick)
+    label = "-".join([target.label, *(arm.name for arm in arms[1:] if options.arms)])
+    file = ResultFile("equality", options.out, label=label, quick=options.quick)
     body: dict[str, Any] = {
-        "label": target.label,
+        "label": label,
         "parameters": {
             "model": target.label,
             "profile": target.profile,
