@@ -154,7 +154,7 @@ def test_a_removed_destination_ends_the_run_with_5_and_the_next_run_goes_on(
     log = tmp_path / "client.log"
     with running_mover(server.scratch, destination, tmp_path, "--limit-rate", "4M"):
         client = start_client(prompts, server, log, "--mover-timeout", "8")
-        wait_until(lambda: list(destination.rglob("*.zst")), timeout_s=60, what="a first stored part")
+        wait_until(lambda: list(destination.rglob("*.hsz")), timeout_s=60, what="a first stored part")
         shutil.rmtree(destination)
         assert client.wait(timeout=200) == 5, log.read_text()
         assert server.parts()  # kept

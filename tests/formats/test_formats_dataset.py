@@ -20,6 +20,7 @@ from hs_formats.ledger import Done, Intent, RunStarted
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
 from hs_formats.reader import DamagedSample, HiddenStateDataset
+from hs_formats.stored import CODECS
 from part_factory import Record, dataset_info, random_record, write_dataset
 
 RID = Rid("0000abcd", 7, 0)
@@ -276,7 +277,7 @@ def _same(sample: Any, record: Record) -> None:
     assert [t for t, value in enumerate(sample.loss_mask.tolist()) if value] == spans
 
 
-@pytest.mark.parametrize("codec", ["zstd", "none"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_read_by_index_by_id_and_in_order(tmp_path: Path, codec: str) -> None:
     write_dataset(tmp_path, RECORDS, codec=codec)
     dataset = HiddenStateDataset(tmp_path)
@@ -303,7 +304,7 @@ def test_the_models_dtype_comes_back_bit_for_bit(tmp_path: Path, dtype: Any) -> 
     assert torch.equal(sample.hidden_states.view(torch.int16), states.view(torch.int16))
 
 
-@pytest.mark.parametrize("codec", ["zstd", "none"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_a_flipped_byte_is_reported_with_its_file(tmp_path: Path, codec: str) -> None:
     paths = write_dataset(tmp_path, RECORDS, codec=codec)
     damaged = sorted(paths.data.rglob("hs-0000abcd-00000001*"))[1]

@@ -77,7 +77,7 @@ def test_sigkill_before_every_durable_step(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["zstd", "none"])
+@pytest.mark.parametrize("codec", ["default", "none"])
 def test_sigkill_at_random_moments_under_load(tmp_path: Path, codec: str) -> None:
     src, dst = tmp_path / "scratch", tmp_path / "data"
     register(src, RUN, "set")

@@ -35,7 +35,7 @@ def deal(folders: tuple[Path, Path], data: bytes) -> tuple[str, str, bytes]:
     destination = Destination(dst)
     paths = destination.dataset("set")
     task = Task(
-        source=source, name=NAME, destination=destination, paths=paths, codec=CODECS["zstd"], mover_id="m",
+        source=source, name=NAME, destination=destination, paths=paths, codec=CODECS["default"], mover_id="m",
         settled=True, known=None, reference=None, expected=None, pace=lambda _: None, meter=Meter(),
         find_line=None,
     )  # fmt: skip

@@ -45,7 +45,7 @@ def soon_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "STALE_S", 0.05)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "none"])
+@pytest.mark.parametrize("codec", ["default", "fast", "zstd", "none"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_parts_are_stored_byte_for_byte(src: Path, dst: Path, codec: str, dtype: str) -> None:
     parts: dict[str, bytes] = {}
@@ -64,11 +64,11 @@ def test_a_line_says_all_about_its_part(src: Path, dst: Path) -> None:
     data = path.read_bytes()
     move_once(src, dst)
     line = lines_of(dst / "set")[path.name]
-    assert (line.status, line.codec, line.writers, line.expected_ranks) == ("stored", "zstd", "first", [0])
+    assert (line.status, line.codec, line.writers, line.expected_ranks) == ("stored", "default", "first", [0])
     assert line.xxh3 == xxh3_hex([data])
     assert line.rows_xxh3 == xxh3_hex([states.tobytes()])
     assert line.ids_xxh3 == ids_xxh3([5, 6, 7, 8, 9])
-    assert line.path == f"data/{RUN}/000000/{path.stem}.pt.zst"
+    assert line.path == f"data/{RUN}/000000/{path.stem}.pt.hsz"
 
 
 def test_parts_larger_than_a_block_and_vectors_that_do_not_divide_it(src: Path, dst: Path) -> None:
@@ -269,7 +269,7 @@ def test_runs_nobody_claims(src: Path, dst: Path, caplog: pytest.LogCaptureFixtu
     folder = dst / "unclaimed" / "deadbeef"
     assert not (folder / "manifest").exists()
     for name, content in data.items():
-        assert read_stored(folder / f"{name}.zst") == content
+        assert read_stored(folder / f"{name}.hsz") == content
     assert (folder / "quarantine" / bad.name).read_bytes() == b"junk"
     assert len([r for r in caplog.messages if "deadbeef is registered by no client" in r]) == 1
     assert scratch_parts(src) == []
@@ -401,7 +401,7 @@ def test_manifests_are_read_once_at_start_however_many_runs_there_were(
 def test_a_damaged_stored_file_without_a_line_is_replaced_by_its_source(src: Path, dst: Path) -> None:
     path = drop_part(src, rid(1), 0, 4, 4)
     data = path.read_bytes()
-    final = dst / "set" / DatasetPaths(dst / "set").stored_name(PartName.parse(path.name), ".pt.zst")
+    final = dst / "set" / DatasetPaths(dst / "set").stored_name(PartName.parse(path.name), ".pt.hsz")
     final.parent.mkdir(parents=True)
     final.write_bytes(b"half of it")
     move_once(src, dst)
@@ -409,7 +409,7 @@ def test_a_damaged_stored_file_without_a_line_is_replaced_by_its_source(src: Pat
 
 
 def test_a_damaged_stored_file_without_line_or_source_is_not_adopted(src: Path, dst: Path) -> None:
-    final = dst / "set" / DatasetPaths(dst / "set").stored_name(PartName.parse(part_name(rid(1), 0, 4, 4)), ".pt.zst")
+    final = dst / "set" / DatasetPaths(dst / "set").stored_name(PartName.parse(part_name(rid(1), 0, 4, 4)), ".pt.hsz")
     final.parent.mkdir(parents=True)
     final.write_bytes(b"half of it")
     move_once(src, dst)
@@ -423,11 +423,11 @@ def test_only_its_own_temporaries_are_removed_from_the_destination(src: Path, ds
     (mover_id,) = [item.stem for item in (dst / "set" / "manifest").iterdir()]
     folder = dst / "set" / "data" / RUN / "000000"
     mine = [
-        folder / f".{path.name}.zst.{mover_id}.tmp",
+        folder / f".{path.name}.hsz.{mover_id}.tmp",
         dst / "set" / "quarantine" / f".{path.name}.{mover_id}.tmp",
-        dst / "unclaimed" / "deadbeef" / f".{path.name}.zst.{mover_id}.tmp",
+        dst / "unclaimed" / "deadbeef" / f".{path.name}.hsz.{mover_id}.tmp",
     ]
-    others = folder / f".{path.name}.zst.elsewhere-12345678.tmp"
+    others = folder / f".{path.name}.hsz.elsewhere-12345678.tmp"
     for item in (*mine, others):
         item.parent.mkdir(parents=True, exist_ok=True)
         item.write_bytes(b"half")

@@ -16,12 +16,13 @@ from typing import Any
 from hs_formats.control import ControlFolder, MoverState
 from hs_formats.dataset import DatasetPaths
 from hs_formats.manifest import ManifestLine, ManifestReader
-from hs_formats.stored import read_stored
+from hs_formats.stored import read_stored, stored_codec
 from hs_mover.config import MoverConfig
 from hs_mover.daemon import run_mover
 from hs_mover.destination import Destination
 from hs_mover.lane import Lane
 from hs_mover.shared import share
+from unhsz import unhsz
 
 __all__ = [
     "MOVER",
@@ -42,13 +43,13 @@ MOVER = [sys.executable, "-c", "from hs_mover.cli import main; main()"]
 def move_once(src: Path | list[Path], dst: Path, **changes: Any) -> None:
     """``hs-mover --once`` in this process."""
     sources = tuple(src) if isinstance(src, list) else (src,)
-    run_mover(replace(MoverConfig(sources=sources, dst=dst, codec="zstd", once=True, threads=2), **changes))
+    run_mover(replace(MoverConfig(sources=sources, dst=dst, codec="default", once=True, threads=2), **changes))
 
 
 @contextlib.contextmanager
 def mover_thread(src: Path, dst: Path, **changes: Any) -> Iterator[Lane]:
     """A mover that runs on in threads of this process, so that the test can reach into it."""
-    config = replace(MoverConfig(sources=(src,), dst=dst, codec="zstd", threads=2), **changes)
+    config = replace(MoverConfig(sources=(src,), dst=dst, codec="default", threads=2), **changes)
     dst.mkdir(exist_ok=True)
     with share(config) as shared:
         lane = Lane(src, config, Destination(dst), shared)
@@ -127,6 +128,9 @@ def check_moved(dataset: Path, parts: Mapping[str, bytes]) -> None:
         assert line["status"] == "stored", line
         stored = paths.stored_file(line["path"])
         assert read_stored(stored) == parts[line["part"]]
+        if stored.suffix == ".hsz":
+            assert unhsz(stored.read_bytes()) == parts[line["part"]]
+        assert stored_codec(stored) == line["codec"]
         assert stored.stat().st_size == line["stored_bytes"]
         assert line["raw_bytes"] == len(parts[line["part"]])
     files = [path for path in paths.data.rglob("*") if path.is_file()]

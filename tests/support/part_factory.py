@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.durable import make_folders
 from hs_formats.hashing import ids_xxh3, xxh3_hex
 from hs_formats.jsonl import AppendLog
+from hs_formats.layout import part_layout
 from hs_formats.ledger import Done, Intent, LedgerLine, RunStarted
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
-from hs_formats.part import PartMeta, part_pieces
+from hs_formats.part import PartMeta, inspect_part, part_pieces
 from hs_formats.stored import CODECS
 
 __all__ = ["Record", "dataset_info", "part_bytes", "part_meta", "random_record", "tensor_bytes", "write_dataset"]
@@ -117,7 +119,7 @@ def dataset_info(**changes: Any) -> DatasetInfo:
 
 
 def write_dataset(
-    root: Path, records: Sequence[Record], *, codec: str = "zstd", info: DatasetInfo | None = None
+    root: Path, records: Sequence[Record], *, codec: str = "default", info: DatasetInfo | None = None
 ) -> DatasetPaths:
     """A dataset of `records`, each in its run's ledger, all in one manifest, intents in order and dones backwards."""
     paths = DatasetPaths(root)
@@ -131,7 +133,8 @@ def write_dataset(
             part = slice(name.start, name.stop)
             data = part_bytes(name, record.ids[part], record.states[part], boundaries=info.boundaries)
             relative = paths.stored_name(name, CODECS[codec].suffix)
-            stored = b"".join(CODECS[codec].encode([data], len(data)))
+            layout = part_layout(inspect_part(io.BytesIO(data), name), len(data))
+            stored = b"".join(CODECS[codec].encode([data], len(data), layout=layout))
             make_folders((root / relative).parent)
             (root / relative).write_bytes(stored)
             lines.append(
