@@ -164,7 +164,8 @@ def test_a_full_destination_is_waited_for(scratch: Path, tmp_path: Path) -> None
         running_mover(scratch, dst, tmp_path),
         serving(scratch, hidden=_HIDDEN) as server,
     ):
-        process = start(server, prompts(tmp_path / "p.jsonl", rows), "--mover-timeout", "60", log=tmp_path / "log")
+        file = prompts(tmp_path / "p.jsonl", rows)
+        process = start(server, file, "--force", "--mover-timeout", "60", log=tmp_path / "log")
         wait_until(lambda: "waiting for" in (tmp_path / "log").read_text(), timeout_s=60, what="the client to wait")
         time.sleep(3)
         assert process.poll() is None
