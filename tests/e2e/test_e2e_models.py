@@ -1,6 +1,6 @@
 """Every model family through the real capture: every complete record equals transformers, aborted ones are no record.
 
-DeepSeek-V3 and Llama on the servers that other tests use as well, the others on one of their own, with other chunk sizes.
+DeepSeek-V3 and Llama on the servers that other tests use too, the others on one of their own, with other chunk sizes.
 """
 
 from __future__ import annotations
