@@ -14,12 +14,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 ERRORS = frozenset(
     {
         *("HsError", "UsageError", "PreflightError", "ServerLost", "StorageError"),
-        *("CaptureRefused", "RowError", "Verdict", "LeftAlone", "BadPart", "BadFolders"),
+        *("CaptureRefused", "RowError", "Verdict", "LeftAlone", "BadPart", "BadFolders", "Finding"),
     }
 )
 # Whole lines that say nothing by themselves; what they are filled with is explained.
 FILLED_IN = {
     f"{GAP}=…: …; …",
+    f"{GAP}=…: …",
     "scratch …: …",
     "… … where the dataset has …",
     "not usable: …",
