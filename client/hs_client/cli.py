@@ -229,6 +229,62 @@ def status(dataset: Path | None, scratch: Path | None) -> None:
 
 @cli.command()
 @click.argument("dataset", type=click.Path(path_type=Path))
+@_SCRATCH
+@click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="Records read at once.  [default: CPUs]")
+@click.option("--json", "report", metavar="FILE", default="", help="Write all findings there, - for standard output.")
+@click.option("--model", metavar="PATH", default="", help="Compute samples again with this model, in transformers.")
+@click.option(
+    "--sample",
+    type=click.IntRange(0),
+    metavar="N",
+    help="How many, drawn at random; what looks suspicious comes on top.  [default: 16]",
+)
+@click.option("--seed", type=int, metavar="N", help="Seed of the draw.")
+@click.option("--trust-remote-code", is_flag=True, help="Let the model bring its own code.")
+@click.option("--repair", is_flag=True, help="Rebuild manifests and ledgers from what is there, then verify again.")
+@click.option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --repair: rows for records that have lost what was sent for them. May be repeated.",
+)
+def verify(
+    dataset: Path,
+    scratch: Path | None,
+    jobs: int | None,
+    report: str,
+    model: str,
+    sample: int | None,
+    seed: int | None,
+    trust_remote_code: bool,
+    repair: bool,
+    prompts: tuple[Path, ...],
+) -> None:
+    """Check the folder DATASET: its books, its bytes and its values, against each other.
+
+    Exit code 0 when nothing is wrong, 1 otherwise. Samples that nothing speaks against are marked as verified.
+    """
+    from hs_client.verify.command import VerifySettings, verify_command
+    from hs_formats.control import default_scratch
+
+    settings = VerifySettings(
+        dataset=dataset,
+        scratch=(scratch or default_scratch()).absolute(),
+        jobs=jobs or len(os.sched_getaffinity(0)),
+        json=report,
+        sample=sample,
+        model=model,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+        repair=repair,
+        prompts=prompts,
+    )
+    sys.exit(verify_command(settings))
+
+
+@cli.command()
+@click.argument("dataset", type=click.Path(path_type=Path))
 def info(dataset: Path) -> None:
     """Say what the folder DATASET holds."""
     from hs_client.info_command import info_lines
