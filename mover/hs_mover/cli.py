@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.errors import HsError, UsageError
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ Examples
   hs-mover --src /dev/shm/sglang_hs --dst /data --limit-rate 200M
   hs-mover --src /dev/shm/a --src /dev/shm/b --dst /data --once
   hs-mover status --src /dev/shm/sglang_hs
+  hs-mover pack states.pt -o states.pt.hsz
 
 \b
 Sizes are bytes, or like 64M, 1GiB (both in 1024s) and 500MB (in 1000s).
@@ -27,6 +29,7 @@ Each option can be given in the environment too: HS_MOVER_SRC, HS_MOVER_DST, HS_
 \b
 Exit codes
   0  stopped as asked, or with --once everything was moved
+  1  `unpack`: the file is damaged
   2  wrong use
   3  refused: another mover runs on this scratch, or a folder cannot be used
   5  storage: with --once parts are left; `status`: no mover is alive
@@ -50,20 +53,17 @@ class _Size(click.ParamType[int]):
 class _CodecName(click.ParamType[str]):
     name = "codec"
 
+    def __init__(self, *excluded: str) -> None:
+        self._names = [name for name in CODEC_NAMES if name not in excluded]
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         del param, ctx
-        return f"[{'|'.join(_codecs())}]"
+        return f"[{'|'.join(self._names)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in _codecs():
-            self.fail(f"{value!r} is not one of {', '.join(_codecs())}", param, ctx)
+        if value not in self._names:
+            self.fail(f"{value!r} is not one of {', '.join(self._names)}", param, ctx)
         return str(value)
-
-
-def _codecs() -> list[str]:
-    from hs_formats.stored import CODECS
-
-    return list(CODECS)
 
 
 @click.group(
@@ -90,7 +90,15 @@ def _codecs() -> list[str]:
     help="Destination: datasets are folders below it. Made when missing.",
 )
 @click.option(
-    "--codec", type=_CodecName(), default="zstd", show_default=True, help="How parts are stored; none only moves."
+    "--codec", type=_CodecName(), default=DEFAULT_CODEC, show_default=True, help="How parts are stored; none only moves."
+)
+@click.option(
+    "--codec-floor",
+    type=click.Choice(["default", "fast", "none"]),
+    default="fast",
+    show_default=True,
+    help="Cheapest codec that `default` may give way to while parts pile up and the encoders are the limit; `default`: "
+    "never.",
 )
 @click.option(
     "--high", type=float, default=0.80, show_default=True, help="Fraction of the capacity that clients may fill."
@@ -109,6 +117,12 @@ def _codecs() -> list[str]:
     "--threads", type=click.IntRange(1, 256), help="Worker threads. Default: the cores, at least 2, at most 16."
 )
 @click.option("--once", is_flag=True, help="Move what is there, then exit.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve numbers for Prometheus at http://127.0.0.1:PORT/metrics; 0 takes any free port. Needs the extra "
+    "`metrics`.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--verbose", is_flag=True, help="A log line for each part.")
 @click.version_option(package_name="hs-extract", prog_name="hs-mover")
@@ -118,12 +132,14 @@ def _cli(
     sources: tuple[Path, ...],
     dst: Path | None,
     codec: str,
+    codec_floor: str,
     high: float,
     low: float,
     reserve: int | None,
     limit_rate: int | None,
     threads: int | None,
     once: bool,
+    metrics_port: int | None,
     log_format: str,
     verbose: bool,
 ) -> None:
@@ -142,19 +158,23 @@ def _cli(
     from hs_mover.config import MoverConfig, default_threads
     from hs_mover.daemon import run_mover
     from hs_mover.logs import set_up_logging
+    from hs_mover.view import wanted
 
     config = MoverConfig(
         sources=tuple(path.absolute() for path in sources),
         dst=dst.absolute(),
         codec=codec,
+        codec_floor=codec_floor,
         high=high,
         low=low,
         reserve_bytes=reserve,
         limit_bytes_per_s=limit_rate,
         once=once,
         threads=threads or default_threads(),
+        metrics_port=metrics_port,
+        view=wanted(log_format),
     )
-    set_up_logging("json" if log_format == "json" else "text", verbose=verbose)
+    set_up_logging("json" if log_format == "json" else "text", verbose=verbose, view=config.view)
     run_mover(config)
 
 
@@ -172,6 +192,37 @@ def _status(src: Path, as_json: bool) -> None:
     from hs_mover.status import show_status
 
     show_status(src.absolute(), as_json=as_json)
+
+
+_FILE = click.Path(path_type=Path)
+_OUT = click.option("-o", "--output", required=True, type=_FILE, help="File to write; it appears whole or not at all.")
+_FORCE = click.option("--force", is_flag=True, help="Overwrite the output.")
+
+
+@_cli.command("pack")
+@click.argument("file", type=_FILE)
+@_OUT
+@click.option("--codec", type=_CodecName("none"), default=DEFAULT_CODEC, show_default=True, help="How to store it.")
+@_FORCE
+def _pack(file: Path, output: Path, codec: str, force: bool) -> None:
+    """Compress any one FILE without loss, as the mover does parts.
+
+    Floats are found in parts, in files of torch.save and in safetensors; whatever else is compressed as it is.
+    """
+    from hs_mover.pack import pack_file
+
+    print(pack_file(file, output, codec=codec, force=force))
+
+
+@_cli.command("unpack")
+@click.argument("file", type=_FILE)
+@_OUT
+@_FORCE
+def _unpack(file: Path, output: Path, force: bool) -> None:
+    """Get the original of a packed FILE or a stored part back, checked, byte for byte."""
+    from hs_mover.pack import unpack_file
+
+    print(unpack_file(file, output, force=force))
 
 
 def main() -> None:

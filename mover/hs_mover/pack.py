@@ -24,14 +24,6 @@ __all__ = ["pack_file", "unpack_file"]
 _PROGRESS_FROM_BYTES = 256 << 20
 
 
-class NoSuchInput(UsageError):
-    """{path} {problem}"""
-
-
-class BadOutput(UsageError):
-    """{path} {problem}"""
-
-
 class NotPacked(HsError):
     """{path} is not a whole packed file: {reason}"""
 
@@ -104,13 +96,13 @@ def _opened(source: Path, target: Path, *, force: bool) -> Iterator[tuple[IO[byt
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
     except FileNotFoundError:
-        raise NoSuchInput(path=source, problem="does not exist") from None
+        raise UsageError(f"{source} does not exist") from None
     except OSError as error:
         raise NotRead(path=source, reason=error.strerror) from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise NoSuchInput(path=source, problem="is not a regular file")
+        raise UsageError(f"{source} is not a regular file")
     with os.fdopen(fd, "rb") as file:
         _check_target(target, found, force=force)
         yield file, found.st_size
@@ -122,11 +114,11 @@ def _check_target(target: Path, source: os.stat_result, *, force: bool) -> None:
     except OSError:  # not there; or the write will tell
         return
     if os.path.samestat(found, source):
-        raise BadOutput(path=target, problem="is the input itself")
+        raise UsageError(f"{target} is the input itself")
     if not stat.S_ISREG(found.st_mode):
-        raise BadOutput(path=target, problem="is there and no regular file; name another")
+        raise UsageError(f"{target} is there and no regular file; name another")
     if not force:
-        raise BadOutput(path=target, problem="exists already; --force overwrites it")
+        raise UsageError(f"{target} exists already; --force overwrites it")
 
 
 def _blocks(source: Path, fd: int, layout: Layout) -> Iterator[bytes]:
