@@ -28,7 +28,16 @@ from hs_client.export.layout import ExportSample, Finished, Format, Job, Unit
 from hs_client.export.model_files import ModelFiles
 from hs_client.export.plan_lines import growth_lines, plan_lines
 from hs_client.export.progress import ExportProgress
-from hs_client.export.record import COMPLETE, INCOMPLETE, LOCK, SAMPLES, identity, read_record, write_record
+from hs_client.export.record import (
+    COMPLETE,
+    INCOMPLETE,
+    LOCK,
+    SAMPLES,
+    identity,
+    read_record,
+    remove_temporaries,
+    write_record,
+)
 from hs_client.export.samples import PlannedSample, Selection, read_samples, select, write_samples
 from hs_client.export.serving import DraftIds, draft_ids, merged
 from hs_client.export.settings import ExportSettings, Serving, parse_serving
@@ -120,8 +129,7 @@ class _Export:
                 units = form.units()
                 self._write(form, job, units)
                 vocabulary = self._finish(form, job, units, ids)
-                write_record(self._out, self._whole(content, form, job, ids, vocabulary))
-                (self._out / PROGRESS).unlink(missing_ok=True)
+                self._complete(self._whole(content, form, job, ids, vocabulary))
         self._echo(f"export     {self._out} is complete" + (" already" if complete else ""))
         self._tell(["train with", *(f"  {line}" for line in form.command())])
         return 1 if left_out.get("broken") or left_out.get("unverified") else 0
@@ -152,10 +160,10 @@ class _Export:
         units = form.units()
         files = {at: unit.path for unit in units for at in range(unit.first, unit.stop)}
         try:
-            write_record(self._out, content)
             write_samples(
                 self._out / SAMPLES, [msgspec.structs.replace(sample, file=files[sample.index]) for sample in begun]
             )
+            write_record(self._out, content)
         except OSError as error:
             raise CannotWrite(path=self._out, reason=error.strerror) from None
 
@@ -217,6 +225,14 @@ class _Export:
         except OSError as error:
             raise CannotWrite(path=error.filename or self._out, reason=error.strerror or error) from None
         return vocabulary
+
+    def _complete(self, content: dict[str, Any]) -> None:
+        try:
+            remove_temporaries(self._out)
+            write_record(self._out, content)
+            (self._out / PROGRESS).unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotWrite(path=error.filename or self._out, reason=error.strerror or error) from None
 
     def _draft_config(self, ids: DraftIds | None) -> dict[str, Any]:
         changes: dict[str, Any] = dict(ids.config()) if ids is not None else {}

@@ -14,12 +14,24 @@ from hs_client.export.settings import ExportSettings
 from hs_formats.dataset import DatasetInfo
 from hs_formats.durable import write_durable
 
-__all__ = ["COMPLETE", "INCOMPLETE", "RECORD", "SAMPLES", "identity", "read_record", "write_record"]
+__all__ = [
+    "COMPLETE",
+    "INCOMPLETE",
+    "RECORD",
+    "SAMPLES",
+    "identity",
+    "read_record",
+    "remove_temporaries",
+    "write_record",
+]
 
 RECORD = "hs-export.json"
 SAMPLES = "hs-samples.jsonl"
 COMPLETE = "complete"
 INCOMPLETE = "incomplete"
+
+LOCK = ".hs-export.lock"
+"""Held by the process that writes the export."""
 
 
 def identity(settings: ExportSettings, info: DatasetInfo, *, model: str, serving: str) -> dict[str, Any]:
@@ -52,7 +64,7 @@ def read_record(out: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         data = msgspec.json.decode((out / RECORD).read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
-        if out.exists() and (not out.is_dir() or any(name.name != LOCK for name in out.iterdir())):
+        if out.exists() and (not out.is_dir() or any(not _ours(file.name) for file in out.iterdir())):
             raise OtherExport(out=out, reason="it is not empty, and has no hs-export.json") from None
         return None
     except (OSError, msgspec.MsgspecError) as error:
@@ -66,8 +78,20 @@ def read_record(out: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     return data
 
 
-LOCK = ".hs-export.lock"
-"""Held by the process that writes the export."""
+def remove_temporaries(out: Path) -> None:
+    """Delete what writers that were killed have left half-written. For the holder of the lock alone.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    for file in out.rglob(".*.tmp"):
+        file.unlink(missing_ok=True)
+
+
+def _ours(name: str) -> bool:
+    # An export can be killed before its record is there; the list of samples comes first.
+    temporary = name.startswith((f".{RECORD}.", f".{SAMPLES}.")) and name.endswith(".tmp")
+    return temporary or name in (LOCK, SAMPLES)
 
 
 def write_record(out: Path, content: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ def quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The last slot, which only an RMSNorm sees, is first scaled by a power of two to the size of the others: it has RMS
     1, and beside states in the hundreds the common scale would leave it few values.
     """
-    wide = states.float()
+    wide = states.to(torch.float32, copy=True)
     most = wide.abs().amax(-1)
     grow = torch.floor(torch.log2(most[:, :-1].amax(-1) / most[:, -1].clamp(min=1e-30))).clamp(min=0, max=60)
     wide[:, -1] *= torch.exp2(grow)[:, None]
