@@ -80,6 +80,7 @@ class Budget:
         """For people."""
         v, room = self.volume, self.room
         about = "about " if v.sampled else ""
+        tokens = round(float(f"{v.tokens:.3g}")) if v.sampled else v.tokens
         how = f" (estimated from {v.sampled} rows)" if v.sampled else ""
         stored = show_bytes(self.raw_bytes / room.ratio) if room.ratio else ""
         size = f"{about}{show_bytes(self.raw_bytes)} raw"
@@ -87,7 +88,7 @@ class Budget:
             size += f", about {stored} stored ({room.ratio:.2f} times smaller, as so far)"
         elif room.codec != "none":
             size += ", stored smaller (how much is known once something is stored)"
-        yield f"plan       {about}{v.rows:,} samples, {about}{v.tokens:,} tokens{how}, {size}"
+        yield f"plan       {about}{v.rows:,} samples, {about}{tokens:,} tokens{how}, {size}"
         if room.tokens_per_s:
             seconds = v.tokens / room.tokens_per_s
             yield f"time       about {show_seconds(seconds)} at {room.tokens_per_s:,.0f} tokens/s, as in the latest run"

@@ -27,7 +27,7 @@ LINES: list[tuple[bytes, str]] = [
     (b'{"id": "NaN", "input_ids": [5, NaN]}', "not JSON: NaN is no number"),
     (b'{"id": "empty text", "text": ""}', "text is empty"),
     (b'{"id": "no ids", "input_ids": []}', "input_ids is empty"),
-    (b'{"id": "no source"}', "needs exactly one of input_ids, text, messages"),
+    (b'{"id": "no source"}', "needs exactly one of input_ids, text, prompt, messages, conversations"),
     (b'{"id": "twice", "input_ids": [8, 9]}', ""),
     (b'{"id": "twice", "input_ids": [8, 9, 10]}', "prompts.jsonl:11; the first row of an id wins"),
     (json.dumps({"id": "too long", "input_ids": [5] * CONTEXT_TOKENS}).encode(), "too long: 2048 tokens"),
@@ -40,6 +40,16 @@ LINES: list[tuple[bytes, str]] = [
     (
         b'{"id": "image", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         "multimodal input is not supported",
+    ),
+    (b'{"id": "prompt and response", "prompt": "<s> w5 w6", "response": "w7 w8"}', ""),
+    (
+        b'{"id": "ShareGPT", "conversations": [{"from": "human", "value": "w5"}, {"from": "gpt", "value": "w6 w7"}]}',
+        "",
+    ),
+    (b'{"id": "prompt alone", "prompt": "w5"}', "prompt needs a response"),
+    (
+        b'{"id": "tools", "messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f"}]}]}',
+        "the chat template renders no tool calls",
     ),
     (b'{"id": "the last line has no end", "input_ids": [11, 12, 13]}', ""),
 ]

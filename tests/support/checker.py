@@ -86,7 +86,14 @@ class Reference:
             bos = self.tokenizer.bos_token
             special = not (bos and row["text"].startswith(bos))
             return tuple(self.tokenizer(row["text"], add_special_tokens=special)["input_ids"])
-        messages = [{**message, "content": _plain(message.get("content"))} for message in row["messages"]]
+        if row.get("prompt") is not None:
+            response = self.tokenizer(row["response"], add_special_tokens=False)["input_ids"]
+            return (*self.ids({"text": row["prompt"]}), *response)
+        turns = row.get("messages")
+        if turns is None:
+            role = {"human": "user", "gpt": "assistant", "system": "system"}
+            turns = [{"role": role[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
+        messages = [{**message, "content": _plain(message.get("content"))} for message in turns]
         options = dict(row.get("chat_template_kwargs") or {})
         if row.get("tools") is not None:
             options["tools"] = row["tools"]
