@@ -47,6 +47,8 @@ class Act:
         vanish: close the connection instead of answering.
         failure: text for the failure ring instead of parts.
         ids: ids that the parts hold, when not those of the prompt.
+        abandon: a request whose client has gone by the end of the delay is not captured, as SGLang's are not that have
+            not been started.
     """
 
     status: int = 200
@@ -59,6 +61,7 @@ class Act:
     vanish: bool = False
     failure: str = ""
     ids: Sequence[int] | None = None
+    abandon: bool = False
     cached_tokens: int = 0
     prompt_tokens: int | None = None
     finish_type: str = "length"
@@ -89,6 +92,7 @@ class FakeServer:
     act: Callable[[int, str, list[int]], Act] = lambda number, rid, ids: Act()
     requests: list[tuple[str, list[int]]] = field(default_factory=list)
     no_space: int = 0
+    abandoned: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: list[Callable[[], None]] = field(default_factory=list)
 
@@ -263,10 +267,16 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             rid, ids = body["rid"], body["input_ids"]
             act = fake.take(rid, ids)
+            if act.abandon:
+                time.sleep(act.delay_s)
+                if self._client_gone():
+                    fake.abandoned.append(rid)
+                    self.close_connection = True
+                    return
             captured = act.status == 200
             if captured and act.parts_first:
                 fake.write_parts(rid, ids, act)
-            time.sleep(act.delay_s)
+            time.sleep(0 if act.abandon else act.delay_s)
             if captured and not act.parts_first:
                 threading.Thread(target=fake.write_parts, args=(rid, ids, act), daemon=True).start()
             if act.vanish:
@@ -283,6 +293,14 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
                 "completion_tokens": 0,
             }
             self._answer(200, {"text": "", "output_ids": [], "meta_info": meta})
+
+        def _client_gone(self) -> bool:
+            try:
+                return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
 
         def _answer(self, status: int, body: Any) -> None:
             data = json.dumps(body).encode()

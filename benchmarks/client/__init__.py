@@ -1,0 +1,1 @@
+"""What sending requests costs the client."""
