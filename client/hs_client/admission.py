@@ -96,7 +96,8 @@ class CreditView:
 class Decision:
     """`lease_bytes` may be spent on requests when `verdict` is ``grant``; else `reason` says what is waited for.
 
-    ``later``: the record is larger than the limit is just now; ``never``: than the limit can be.
+    ``later``: there is no room for the record just now, and none that our own parts will make; ``never``: it is larger
+    than the limit can be.
     """
 
     verdict: Literal["grant", "wait", "later", "never"]
@@ -166,5 +167,13 @@ def decide(view: CreditView, need_bytes: int, *, block_bytes: int = 0) -> Decisi
         return Decision("wait", reason=trouble)
     room = mover.limit_bytes - view.used_bytes - view.own_bytes - view.others_bytes - view.before_bytes
     if need_bytes > room:
+        ours_bytes = view.own_bytes + view.others_bytes + view.before_bytes
+        if not ours_bytes and not mover.backlog_parts:
+            # Nothing that will go away fills scratch: waiting here would be for ever.
+            reason = (
+                f"its record needs {need_bytes:,} bytes of scratch, and files of others take {view.used_bytes:,} of the"
+                f" limit of {mover.limit_bytes:,}"
+            )
+            return Decision("later", reason=reason)
         return Decision("wait", reason="room in scratch")
     return Decision("grant", lease_bytes=min(room, max(need_bytes, block_bytes)))

@@ -66,15 +66,22 @@ def view(**changes: object) -> CreditView:
     others=st.integers(0, LIMIT),
     need=st.integers(1, LIMIT),
     block=st.integers(0, LIMIT),
+    backlog=st.integers(0, 1),
 )
-def test_a_grant_stays_within_the_limit(used: int, own: int, others: int, need: int, block: int) -> None:
-    decision = decide(view(used_bytes=used, own_bytes=own, others_bytes=others), need, block_bytes=block)
+def test_a_grant_stays_within_the_limit(used: int, own: int, others: int, need: int, block: int, backlog: int) -> None:
+    mover = mover_state(backlog_parts=backlog)
+    seen = view(mover=mover, used_bytes=used, own_bytes=own, others_bytes=others)
+    decision = decide(seen, need, block_bytes=block)
     if decision.verdict == "grant":
         assert need <= decision.lease_bytes <= max(need, block)
         assert used + own + others + decision.lease_bytes <= LIMIT
     else:
         assert used + own + others + need > LIMIT
-        assert (decision.verdict, decision.lease_bytes, decision.reason) == ("wait", 0, "room in scratch")
+        assert decision.lease_bytes == 0
+        if own or others or backlog:
+            assert (decision.verdict, decision.reason) == ("wait", "room in scratch")
+        else:
+            assert decision.verdict == "later", "nothing that will go away fills scratch"
 
 
 @pytest.mark.parametrize(

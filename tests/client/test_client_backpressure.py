@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -141,6 +142,31 @@ def test_a_record_larger_than_the_limit_is_named_and_the_others_go_on(scratch: P
     assert ended.code == 1, ended.text
     assert "p.jsonl:3: failed (too large): its record needs 21,560,192 bytes" in ended.text
     del rows[2]
+    check_records(tmp_path / "dst" / "p", _ids(rows), hidden=_HIDDEN)
+
+
+def test_records_of_every_size_up_to_that_of_scratch_and_beyond(scratch: Path, tmp_path: Path) -> None:
+    """All that can fit are done, the others named, and none of them stalls the run; the tmpfs never fills."""
+    limit_tokens = int(0.8 * 16 * _MIB / (12 * _HIDDEN + 8))
+    sizes = [1, 7, 60, 300, 900, 1500, 2600, 3300, limit_tokens - 60]
+    too_large = [limit_tokens + 40, 5400, 7000]
+    rows: list[dict[str, object]] = [
+        {"id": f"s{at}", "input_ids": [(at + j) % 500 for j in range(n)]} for at, n in enumerate(sizes * 3)
+    ]
+    named = [{"id": f"t{n}", "input_ids": [n % 500] * n} for n in too_large]
+    mixed = [*rows, *named]
+    random.Random(5).shuffle(mixed)
+    with (
+        running_mover(scratch, tmp_path / "dst", tmp_path),
+        serving(scratch, hidden=_HIDDEN, chunk_size=1024, context_length=9000) as server,
+    ):
+        peak = _Peak(scratch)
+        ended = client(server, prompts(tmp_path / "p.jsonl", mixed), "--mover-timeout", "90", timeout_s=200)
+        highest = peak.end()
+    assert ended.code == 1, ended.text
+    assert ended.text.count(": failed (too large): its record needs ") == len(named)
+    assert server.no_space == 0
+    assert highest <= 0.8 + 0.01, highest
     check_records(tmp_path / "dst" / "p", _ids(rows), hidden=_HIDDEN)
 
 
