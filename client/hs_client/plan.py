@@ -17,7 +17,7 @@ from hs_client.history import History
 from hs_client.input_files import DAMAGED, InputFile
 from hs_client.limits import Limits
 from hs_client.lines import MAX_LINE_BYTES, Line, read_lines
-from hs_client.row_cache import Facts, RowCache, RowRecorder, cache_file, line_hash
+from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
 from hs_client.row_error import RowError
 from hs_client.rows import Row, digest, parse_row
 from hs_client.survey import Survey
@@ -83,7 +83,7 @@ class Plan:
         counts: rows by fate.
         survey: of the rows to send.
         needs_tokenizer: a row to send is text or messages.
-        recorders: what the row cache of each file is to hold.
+        caches: what is known about the lines of each file.
     """
 
     files: Sequence[InputFile]
@@ -96,7 +96,7 @@ class Plan:
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     survey: Survey = field(default_factory=Survey)
     needs_tokenizer: bool = False
-    recorders: list[RowRecorder] = field(default_factory=list)
+    caches: list[RowCache] = field(default_factory=list)
 
     @property
     def left(self) -> int:
@@ -118,28 +118,26 @@ class Plan:
         """
         for index, file in enumerate(self.files):
             cache = RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name))
-            recorder = RowRecorder()
             fates = bytearray()
             for line in self._lines(file):
                 fates.extend(bytes(line.number - len(fates)))
                 fate = Fate.REJECTED
                 if line.data is not None:
-                    fate = self._count_line(index << 40 | line.number, line.data, cache, recorder)
+                    fate = self._count_line(index << 40 | line.number, line.data, cache)
                 fates[line.number - 1] = fate
                 self.counts[fate] += 1
             self.fates.append(fates)
-            self.recorders.append(recorder)
+            self.caches.append(cache)
 
-    def _count_line(self, place: int, data: bytes, cache: RowCache, recorder: RowRecorder) -> Fate:
+    def _count_line(self, place: int, data: bytes, cache: RowCache) -> Fate:
         hashed = line_hash(data)
         facts = cache.get(hashed)
-        new = facts is None
         if facts is None:
             try:
                 facts = _facts(parse_row(data))
             except RowError:
                 return Fate.REJECTED
-        recorder.add(hashed, len(data), facts, new=new)
+            cache.add(hashed, len(data), facts)
         fate = self._decide(facts, place)
         if fate is Fate.SEND:
             self.needs_tokenizer |= facts.needs_tokenizer
@@ -153,9 +151,9 @@ class Plan:
         Raises:
             OSError: it cannot be written.
         """
-        recorders, self.recorders = self.recorders, []
-        for file, recorder in zip(self.files, recorders, strict=False):
-            recorder.save(cache_file(root, file.name))
+        caches, self.caches = self.caches, []
+        for file, cache in zip(self.files, caches, strict=False):
+            cache.save(cache_file(root, file.name))
 
     # -- second pass
 

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import xxhash
 
 from hs_formats import hashing
-from hs_formats.durable import write_durable
+from hs_formats.durable import write_all
+from hs_formats.hashing import XXH3
 
-__all__ = ["Facts", "RowCache", "RowRecorder", "cache_file", "line_hash"]
+__all__ = ["Facts", "RowCache", "cache_file", "line_hash"]
 
 _MAGIC = b"hs-rows1"
 _HEADER = struct.Struct("<8s16sQ16s")
@@ -62,13 +63,19 @@ def cache_file(root: Path, name: str) -> Path:
 
 
 class RowCache:
-    """The entries of one cache file. Lines are mostly asked for in the order in which they were recorded."""
+    """The entries of one cache file, and what a pass over the prompts file adds to them.
 
-    def __init__(self, entries: bytes | memoryview | mmap.mmap = b"", offset: int = 0, count: int = 0) -> None:
+    Lines are mostly asked for in the order in which they were added.
+    """
+
+    def __init__(self, entries: bytes | mmap.mmap = b"", count: int = 0) -> None:
         self._entries = entries
-        self._offset = offset
+        self._offset = _HEADER.size
         self._count = count
         self._next = 0
+        self._asked = bytearray(count)
+        self._added = bytearray()
+        self._line_bytes = 0
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]] | None = None
 
     @classmethod
@@ -85,7 +92,7 @@ class RowCache:
             return cls()
         if xxhash.xxh3_128_digest(memoryview(content)[_HEADER.size :]) != checksum:
             return cls()
-        return cls(content, _HEADER.size, count)
+        return cls(content, count)
 
     def __len__(self) -> int:
         return self._count
@@ -98,6 +105,7 @@ class RowCache:
             if at < 0:
                 return None
         self._next = at + 1
+        self._asked[at] = 1
         _, key, content, rest = _ENTRY.unpack_from(self._entries, self._offset + at * _ENTRY.size)
         return Facts(key, content, bool(rest & 1), rest >> 2, bool(rest & 2))
 
@@ -122,32 +130,34 @@ class RowCache:
             at += 1
         return -1
 
-
-class RowRecorder:
-    """Collects what a pass over a file has found."""
-
-    def __init__(self) -> None:
-        self._entries = bytearray()
-        self._line_bytes = 0
-        self.news = False
-
-    def add(self, line: bytes, size_bytes: int, facts: Facts, *, new: bool) -> None:
-        """Note the line of this hash and size; `new`: no cache had it."""
+    def add(self, line: bytes, size_bytes: int, facts: Facts) -> None:
+        """Note the line of this hash and size, which `get` did not know."""
         rest = facts.tokens << 2 | facts.needs_tokenizer << 1 | facts.named
-        self._entries += _ENTRY.pack(line, facts.key, facts.content, rest)
+        self._added += _ENTRY.pack(line, facts.key, facts.content, rest)
         self._line_bytes += size_bytes
-        self.news |= new
 
     def save(self, path: Path) -> None:
-        """Write the cache, if it is worth it.
+        """Write what was asked for and what was added to `path`, if something was added and it is worth it.
 
         Raises:
             OSError: it cannot be written.
         """
-        count = len(self._entries) // _ENTRY.size
-        if self.news and (count >= _MIN_ROWS or self._line_bytes >= _MIN_BYTES):
-            header = _HEADER.pack(_MAGIC, _code_version(), count, xxhash.xxh3_128_digest(self._entries))
-            write_durable(path, header + bytes(self._entries))
+        if len(self._added) < _MIN_ROWS * _ENTRY.size and self._line_bytes < _MIN_BYTES:
+            return
+        old = np.frombuffer(self._entries, f"V{_ENTRY.size}", self._count, self._offset) if self._count else None
+        kept = b"" if old is None else old[np.frombuffer(self._asked, np.bool_)].tobytes()
+        count = (len(kept) + len(self._added)) // _ENTRY.size
+        checksum = XXH3(kept)
+        checksum.update(self._added)
+        header = _HEADER.pack(_MAGIC, _code_version(), count, checksum.digest())
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                write_all(file.fileno(), [header, kept, self._added])
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from hs_client.input_files import DAMAGED, STDIN, InputFile, open_inputs
 from hs_client.limits import Limits
 from hs_client.lines import read_lines
 from hs_client.plan import Fate, make_plan
-from hs_client.row_cache import Facts, RowCache, RowRecorder, cache_file, line_hash
+from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
 from hs_client.rows import Row, digest, parse_row
 from hs_client.settings import dataset_name
 from hs_client.survey import SAMPLED_ROWS, Survey
@@ -180,10 +180,10 @@ def test_a_cache_finds_every_line_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, facts: dict[bytes, Facts], order: random.Random
 ) -> None:
     path = tmp_path_factory.mktemp("cache") / "c"
-    recorder = RowRecorder()
+    written = RowCache()
     for line, each in facts.items():
-        recorder.add(line_hash(line), 1 << 20, each, new=True)
-    recorder.save(path)
+        written.add(line_hash(line), 1 << 20, each)
+    written.save(path)
     cache = RowCache.load(path)
     asked = [*facts, b"none of them", *facts]
     order.shuffle(asked)
@@ -192,12 +192,36 @@ def test_a_cache_finds_every_line_in_any_order(
     assert [cache.get(line_hash(line)) for line in asked] == [facts.get(line) if kept else None for line in asked]
 
 
+def test_a_cache_keeps_what_was_asked_for_and_takes_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    facts = {b"%d" % at: Facts(digest(str(at)), at, True, at, False) for at in range(60)}
+    lines = list(facts)
+    cache = RowCache()
+    for line in lines[:40]:
+        cache.add(line_hash(line), 1 << 20, facts[line])
+    cache.save(path)
+    cache = RowCache.load(path)
+    for line in reversed(lines[10:40]):
+        assert cache.get(line_hash(line)) == facts[line]
+    before = path.read_bytes()
+    cache.save(path)
+    assert path.read_bytes() == before, "nothing new"
+    for line in lines[40:]:
+        cache.add(line_hash(line), 1 << 20, facts[line])
+    cache.save(path)
+    cache = RowCache.load(path)
+    assert len(cache) == 50
+    found = [cache.get(line_hash(line)) for line in lines]
+    assert found == [None] * 10 + [facts[line] for line in lines[10:]]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_damaged_cache_or_one_of_other_code_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c"
-    recorder = RowRecorder()
+    written = RowCache()
     for at in range(20):
-        recorder.add(line_hash(b"%d" % at), 1 << 20, Facts(bytes(16), 0, True, 1, False), new=True)
-    recorder.save(path)
+        written.add(line_hash(b"%d" % at), 1 << 20, Facts(bytes(16), 0, True, 1, False))
+    written.save(path)
     whole = path.read_bytes()
     assert len(RowCache.load(path)) == 20
     for at in (3, 20, len(whole) - 1):
