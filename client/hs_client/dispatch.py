@@ -81,6 +81,7 @@ class Dispatcher:
             if not ready:
                 await self._wait_for_a_server(taking)
                 continue
+            self._wait_for("")
             if not self._admission:
                 return ready[0]
             found = await self._ask(ready, item.sample.n)
@@ -113,7 +114,6 @@ class Dispatcher:
             if decision.verdict == "grant":
                 storage.granted(anyio.current_time())
                 self._stop_waiting()
-                self._wait_for("")
                 return backend
             said[storage] = decision
         return said

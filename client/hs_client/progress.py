@@ -160,7 +160,7 @@ def progress_text(tally: Tally, now: Snapshot, rates: Rates) -> str:
         words.append(f"limited by the {now.limiting}")
     words.append(f"{now.in_flight} in flight" + f", {now.to_store} to be stored" * bool(now.to_store))
     if now.in_bytes_per_s or now.out_bytes_per_s:
-        words.append(f"{now.in_bytes_per_s / 1e9:.2f} GB/s in, {now.out_bytes_per_s / 1e9:.2f} out")
+        words.append(f"{show_bytes(now.in_bytes_per_s)}/s in, {show_bytes(now.out_bytes_per_s)}/s out")
     if now.limit_bytes:
         words.append(f"scratch {now.used_bytes / now.limit_bytes:.0%} of {show_bytes(now.limit_bytes)}")
     if t.latencies_s:

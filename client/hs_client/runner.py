@@ -232,12 +232,14 @@ class Runner:
 
     async def _dispatch(self, group: anyio.abc.TaskGroup) -> None:
         while True:
-            # At the end of the input only answers and records are waited for.
-            party: Party = "mover" if self.to_store > self.in_flight else "server"
-            self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", anyio.current_time())
+            if not self._queue.has_ready:
+                # At the end of the input only answers and records are waited for.
+                party: Party = "mover" if self.to_store > self.in_flight else "server"
+                self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", anyio.current_time())
             item = await self._queue.get()
             if item is None:
                 return
+            self.limiter.wait_for("", anyio.current_time())
             backend = await self._dispatcher.place(item)
             if backend is not None:
                 attempt = backend.attempt(self._run, item)

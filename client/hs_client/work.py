@@ -98,6 +98,11 @@ class WorkQueue:
         return self._closed
 
     @property
+    def has_ready(self) -> bool:
+        """An item can be handed out at once."""
+        return bool(self._ready)
+
+    @property
     def input_ended(self) -> bool:
         """Every item of the input was put."""
         return self._input_ended

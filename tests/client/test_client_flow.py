@@ -219,8 +219,8 @@ def test_the_line_says_everything_that_there_is_to_say() -> None:
     )
     assert progress_text(tally, now, rates) == (
         "33/100 samples, 2 failed, 1 rejected, 9,000 tokens/s, 20.3 s left, limited by the mover, 8 in flight,"
-        " 3 to be stored, 1.50 GB/s in, 1.00 out, scratch 40% of 1.00 kB, answers p50 0.10 s, p95 2.00 s; waiting for"
-        " room in scratch"
+        " 3 to be stored, 1.50 GB/s in, 1.00 GB/s out, scratch 40% of 1.00 kB, answers p50 0.10 s, p95 2.00 s; waiting"
+        " for room in scratch"
     )
 
 
