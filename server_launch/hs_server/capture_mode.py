@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hs_formats.errors import PreflightError, UsageError
 from hs_server.arguments import flag_value, names_flag
 from hs_server.capture.families import FUSION_OFF, family_of_architectures, source_architectures
-from hs_server.capture.mode import PLUGIN, SOURCE
+from hs_server.capture.mode import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,39 +15,30 @@ if TYPE_CHECKING:
     from hs_server.arguments import Topology
     from hs_server.versions import Release
 
-__all__ = ["AUTO", "choose_mode", "mode_arguments", "refuse_unknown_flags"]
-
-AUTO = "auto"
+__all__ = ["check_mode", "mode_arguments", "refuse_unknown_flags"]
 
 
-def choose_mode(wanted: str, release: Release, *, architectures: Sequence[str]) -> str:
-    """``plugin`` or ``source``.
+def check_mode(mode: str, release: Release, *, architectures: Sequence[str]) -> None:
+    """Whether a model can be captured that way.
 
     Args:
-        wanted: one of them, or ``auto``: the plugin wherever SGLang loads plugins.
+        mode: ``plugin`` or ``source``.
         release: the version of SGLang.
         architectures: of the model's config; empty where that is not known yet.
 
     Raises:
-        PreflightError: this version or this model cannot be captured that way.
+        PreflightError: this version or this model cannot.
     """
     if release.too_old:
         raise PreflightError(
             f"SGLang {release.text} is too old; the capture knows 0.5.9 and newer\n"
             "  upgrade SGLang, or launch with --no-capture"
         )
-    mode = (PLUGIN if release.plugins else SOURCE) if wanted == AUTO else wanted
-    if mode == PLUGIN and not release.plugins:
-        raise PreflightError(
-            f"SGLang {release.text} has no plugins; they came with 0.5.11\n"
-            "  run `hs-server patch` and launch with --capture-mode source, or upgrade SGLang"
-        )
     if mode == SOURCE and not source_architectures().issuperset(architectures):
-        remedy = "launch with --capture-mode plugin" if release.plugins else "upgrade SGLang to 0.5.11 or newer"
         raise PreflightError(
-            f"{', '.join(architectures)}: source mode captures DeepSeek-V2/V3 and Kimi only\n  {remedy}"
+            f"{', '.join(architectures)}: source mode captures DeepSeek-V2/V3 and Kimi only\n"
+            "  launch with --capture-mode plugin"
         )
-    return mode
 
 
 def mode_arguments(

@@ -61,10 +61,10 @@ processes is left: first SGLang may finish its requests (20 s), then SIGTERM, th
 """
 
 _PATCH_DESCRIPTION = """\
-Puts four short blocks of lines into SGLang's srt/models/deepseek_v2.py (DeepSeek-V2/V3, Kimi): the capture for SGLang
-before 0.5.11, which has no plugins, and for `launch --capture-mode source`. They do nothing unless SGLANG_HS_DUMP_DIR
-is set. All of them or none: a file in which a place for them is missing, or is there twice, is left as it is; so is a
-file that was edited by hand. Old compiled files are removed.
+Puts four short blocks of lines into SGLang's srt/models/deepseek_v2.py (DeepSeek-V2/V3, Kimi): the capture for `launch
+--capture-mode source`. They do nothing unless SGLANG_HS_DUMP_DIR is set. All of them or none: a file in which a place
+for them is missing, or is there twice, is left as it is; so is a file that was edited by hand. Old compiled files are
+removed.
 """
 
 _DOCTOR_DESCRIPTION = """\
@@ -203,10 +203,9 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     capture.add_argument(
         "--capture-mode",
-        choices=("auto", "plugin", "source"),
-        default="auto",
-        help="plugin: hooks, no file is changed; source: the lines of `hs-server patch`; auto: the plugin where SGLang "
-        "has plugins, from 0.5.11 on (default: %(default)s)",
+        choices=("plugin", "source"),
+        default="plugin",
+        help="hooks, with no file of SGLang changed, or the lines of `hs-server patch` (default: %(default)s)",
     )
     capture.add_argument(
         "--skip-doctor", action="store_true", help="call it ready without examining what the capture writes"
@@ -217,7 +216,7 @@ def _add_launch(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_patch(commands: argparse._SubParsersAction[_Parser]) -> None:
     patch = commands.add_parser(
         "patch",
-        help="put the capture into SGLang's deepseek_v2.py, for versions without plugins",
+        help="put the capture into SGLang's deepseek_v2.py",
         description=_PATCH_DESCRIPTION,
         formatter_class=_Formatter,
         allow_abbrev=False,
@@ -297,7 +296,7 @@ def _launch(options: argparse.Namespace, pass_through: tuple[str, ...]) -> int:
         options.boundaries
         or options.eagle_ids
         or options.dump_dir
-        or (options.writers, options.capture_mode) != ("first", "auto")
+        or (options.writers, options.capture_mode) != ("first", "plugin")
     ):
         raise UsageError(
             "--no-capture cannot go with --dump-dir, --boundaries, --eagle-ids, --writers or --capture-mode"

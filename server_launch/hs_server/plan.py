@@ -12,7 +12,8 @@ from hs_formats.boundaries import boundary_table, resolve_boundaries
 from hs_formats.errors import FormatError, UsageError
 from hs_server import env
 from hs_server.arguments import Topology, merge_arguments, refuse_launcher_flags
-from hs_server.capture_mode import AUTO, choose_mode, mode_arguments, refuse_unknown_flags
+from hs_server.capture.mode import PLUGIN
+from hs_server.capture_mode import check_mode, mode_arguments, refuse_unknown_flags
 from hs_server.model_config import ModelConfig, read_model_config
 from hs_server.nccl_profiles import nccl_environment
 from hs_server.profiles import Profile, find_profile
@@ -46,7 +47,7 @@ class CaptureRequest:
     boundaries: tuple[int, ...] | None = None
     eagle_ids: tuple[int, ...] | None = None
     writers: str = "first"
-    mode: str = AUTO
+    mode: str = PLUGIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,8 @@ def make_plan(request: LaunchRequest, environment: Mapping[str, str], *, sglang_
     boundaries = _boundaries(request.capture, profile=profile, model=model)
     capture_mode = ""
     if request.capture is not None:
-        capture_mode = choose_mode(request.capture.mode, sglang, architectures=architectures)
+        capture_mode = request.capture.mode
+        check_mode(capture_mode, sglang, architectures=architectures)
     nonce = secrets.token_hex(8)
     launch_id = secrets.token_hex(8)
     wanted = profile.arguments
@@ -145,7 +147,7 @@ def make_plan(request: LaunchRequest, environment: Mapping[str, str], *, sglang_
     kept, overridden = merge_arguments(wanted, request.pass_through)
     argv = (
         sys.executable,
-        *("-m", "sglang.launch_server"),
+        *("-m", sglang.main_module),
         *("--model-path", request.model_path),
         *("--host", request.host),
         *("--port", str(request.port)),

@@ -77,12 +77,10 @@ def check_plugins(plan: LaunchPlan, view: PluginView) -> None:
     Raises:
         PreflightError: it would not.
     """
+    if not plan.sglang.plugins:
+        return  # our main module brings them
     needed = [CAPTURE_PLUGIN] if plan.capture_mode == PLUGIN else []
     if plan.profile.cpu:
-        if not plan.sglang.plugins:
-            raise PreflightError(
-                f"the profile cpu needs a plugin, and SGLang {plan.sglang.text} has none\n  use SGLang 0.5.11 or newer"
-            )
         # Without it MLA models run, and give wrong states without a word.
         needed.append(CPU_PLUGIN)
     for plugin in needed:

@@ -124,8 +124,13 @@ class Release:
 
     @property
     def plugins(self) -> bool:
-        """Whether it loads plugins, so that no file need be patched."""
+        """Whether it loads plugins."""
         return self.assumed >= _PLUGINS
+
+    @property
+    def main_module(self) -> str:
+        """What ``python -m`` runs: SGLang's own, or ours that brings the plugins where SGLang loads none."""
+        return "sglang.launch_server" if self.plugins else "hs_server.sglang_main"
 
     @property
     def too_old(self) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from hs_formats.errors import PreflightError, UsageError
 from hs_server import cli
 from hs_server.arguments import Topology
-from hs_server.capture_mode import choose_mode, mode_arguments, refuse_unknown_flags
+from hs_server.capture_mode import check_mode, mode_arguments, refuse_unknown_flags
 from hs_server.dry_run import dry_run_lines
 from hs_server.plan import CaptureRequest, LaunchRequest, make_plan
 from hs_server.versions import FLAGS, READ, release
@@ -113,36 +113,26 @@ def test_source_mode_takes_prefill_graphs_that_are_off_already() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("wanted", "version", "mode"),
-    [
-        ("auto", "0.5.9", "source"),
-        ("auto", "0.5.10.post1", "source"),
-        ("auto", "0.5.11", "plugin"),
-        ("auto", "0.5.23", "plugin"),
-        ("auto", "0.7.1", "plugin"),
-        ("auto", "unknown", "plugin"),
-        ("source", "0.5.23", "source"),
-        ("plugin", "0.5.14", "plugin"),
-    ],
-)
-def test_the_mode_by_version(wanted: str, version: str, mode: str) -> None:
-    assert choose_mode(wanted, release(version), architectures=DEEPSEEK) == mode
-    assert choose_mode(wanted, release(version), architectures=()) == mode
+@pytest.mark.parametrize("version", [*READ, "0.7.1", "unknown"])
+def test_every_version_that_is_known_takes_both_modes(version: str) -> None:
+    for mode in ("plugin", "source"):
+        check_mode(mode, release(version), architectures=DEEPSEEK)
+        check_mode(mode, release(version), architectures=())
+    own = version in {"0.5.9", "0.5.10.post1"}
+    assert release(version).main_module == ("hs_server.sglang_main" if own else "sglang.launch_server")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "version", "architecture", "reason"),
+    ("mode", "version", "architecture", "reason"),
     [
-        ("auto", "0.5.8", "DeepseekV3ForCausalLM", "too old"),
-        ("plugin", "0.5.10", "DeepseekV3ForCausalLM", "has no plugins"),
-        ("auto", "0.5.10", "LlamaForCausalLM", "DeepSeek-V2/V3 and Kimi only"),
-        ("source", "0.5.20", "LlamaForCausalLM", "--capture-mode plugin"),
+        ("plugin", "0.5.8", "DeepseekV3ForCausalLM", "too old"),
+        ("source", "0.5.8", "DeepseekV3ForCausalLM", "too old"),
+        ("source", "0.5.20", "LlamaForCausalLM", "DeepSeek-V2/V3 and Kimi only"),
     ],
 )
-def test_what_a_version_cannot_do_is_refused(wanted: str, version: str, architecture: str, reason: str) -> None:
+def test_what_cannot_be_captured_is_refused(mode: str, version: str, architecture: str, reason: str) -> None:
     with pytest.raises(PreflightError, match=reason):
-        choose_mode(wanted, release(version), architectures=(architecture,))
+        check_mode(mode, release(version), architectures=(architecture,))
 
 
 def test_arguments_of_other_versions_are_refused_with_their_successor() -> None:
@@ -158,12 +148,12 @@ def test_arguments_of_other_versions_are_refused_with_their_successor() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "mode", "profile", "sglang"),
     [
-        ("0.5.9-deepseek", "0.5.9", "auto", "default", "--tp-size 8"),
-        ("0.5.10.post1-deepseek", "0.5.10.post1", "auto", "default", "--tp-size 8"),
-        ("0.5.13-deepseek", "0.5.13", "auto", "default", "--tp-size 8"),
-        ("0.5.20-kimi", "0.5.20", "auto", "kimi-k2.5", "--tp-size 8 --trust-remote-code"),
+        ("0.5.9-deepseek", "0.5.9", "source", "default", "--tp-size 8"),
+        ("0.5.10.post1-deepseek", "0.5.10.post1", "plugin", "default", "--tp-size 8"),
+        ("0.5.13-deepseek", "0.5.13", "plugin", "default", "--tp-size 8"),
+        ("0.5.20-kimi", "0.5.20", "plugin", "kimi-k2.5", "--tp-size 8 --trust-remote-code"),
         ("0.5.23-source", "0.5.23", "source", "default", "--tp-size 8 --disable-custom-all-reduce"),
-        ("0.5.99-newer", "0.5.99", "auto", "default", ""),
+        ("0.5.99-newer", "0.5.99", "plugin", "default", ""),
     ],
 )
 def test_dry_runs_are_as_recorded(
@@ -192,9 +182,7 @@ def test_every_version_of_the_table_has_a_dry_run(version: str, capsys: pytest.C
     launch = ["launch", "--model-path", "deepseek-ai/DeepSeek-V3", "--dry-run"]
     assert cli.main([*launch, "--assume-sglang-version", version, "--", "--tp-size", "8"]) == 0
     out = capsys.readouterr().out
-    assert (
-        f"# SGLang {version}, profile default, capture mode {'plugin' if release(version).plugins else 'source'}" in out
-    )
+    assert f"# SGLang {version}, profile default, capture mode plugin" in out
     assert out.splitlines()[-1].endswith("--tp-size 8")
     assert "NONCE" not in out
 

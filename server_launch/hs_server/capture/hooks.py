@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hs_server.capture.errors import CaptureRefused
+from hs_server.capture.late_hooks import LateHooks
 from hs_server.capture.mode import PLUGIN, claim
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.settings import CaptureSettings
 from hs_server.capture.start import start_capture
 
-__all__ = ["TARGETS", "Hooks", "register"]
+__all__ = ["TARGETS", "Hooks", "register", "register_late"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Hooks:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self.settings = settings
+        self.applied: set[str] = set()
         self._session: CaptureSession | None = None
 
     def adopt(self, session: CaptureSession) -> None:
@@ -101,27 +103,48 @@ class Hooks:
         if session is not None and session.armed:
             session.observe(last, aux)
 
-    @staticmethod
-    def _check_applied() -> None:
+    def _check_applied(self) -> None:
         """SGLang logs a hook it cannot apply and goes on; half a capture is worse than none."""
-        from sglang.srt.plugins.hook_registry import HookRegistry
-
-        missing = [target for target in TARGETS if target not in HookRegistry._patched]  # noqa: SLF001  # no public view
+        missing = [target for target in TARGETS if target not in self.applied]
         if missing:
             raise CaptureRefused(f"this SGLang version has no {', '.join(missing)} to hook")
 
 
 def register() -> None:
     """Register the hooks with SGLang's registry, which applies them when all plugins have run; not in source mode."""
-    try:
-        if not claim(PLUGIN):
-            return
-        hooks = Hooks(CaptureSettings.from_environment())
-    except CaptureRefused as error:
-        logger.error("%s", error)  # noqa: TRY400  # SGLang logs the traceback
-        raise
+    hooks = _claimed_hooks()
+    if hooks is None:
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    hooks.applied = HookRegistry._patched  # noqa: SLF001  # there is no public view of it
     HookRegistry.register(_LOAD_MODEL, hooks.after_load_model, HookType.AFTER)
     HookRegistry.register(_FORWARD_BATCH, hooks.around_forward_batch, HookType.AROUND)
     HookRegistry.register(_LOGITS, hooks.around_logits, HookType.AROUND)
+
+
+def register_late() -> None:
+    """`register` for SGLang before 0.5.11, before any of its modules is imported.
+
+    Raises:
+        CaptureRefused: the environment names an impossible capture.
+        RuntimeError: it is too late.
+    """
+    hooks = _claimed_hooks()
+    if hooks is None:
+        return
+    late = LateHooks()
+    late.after(_LOAD_MODEL, hooks.after_load_model)
+    late.around(_FORWARD_BATCH, hooks.around_forward_batch)
+    late.around(_LOGITS, hooks.around_logits)
+    hooks.applied = late.applied
+    late.install()
+
+
+def _claimed_hooks() -> Hooks | None:
+    """Hooks that nothing calls yet; None in source mode."""
+    try:
+        return Hooks(CaptureSettings.from_environment()) if claim(PLUGIN) else None
+    except CaptureRefused as error:
+        logger.error("%s", error)  # noqa: TRY400  # SGLang logs the traceback
+        raise
