@@ -9,12 +9,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from deepseek_skeleton import SKELETON
 from hs_server import env
 from hs_server.capture import mode as mode_module, source as source_module
 from hs_server.capture.errors import CaptureRefused
 from hs_server.capture.mode import PLUGIN, SOURCE, Way, claim
+from hs_server.capture.ring import HostRing
 from hs_server.patch.source import apply_patch
 
 
@@ -205,3 +207,13 @@ def test_where_the_plugin_captures_the_patch_is_dormant(started: Started, tmp_pa
     runner = ModelRunner(module.DeepseekV3ForCausalLM)
     runner.load_model()
     assert runner.model.capture_aux_hidden_states is False
+
+
+def test_the_ring_is_host_memory_while_a_model_is_built_on_a_gpu() -> None:
+    """SGLang builds models with the GPU as default device and the model's dtype as default."""
+    with torch.device("meta"):
+        ring = HostRing(4, (2, 3, 8), torch.bfloat16, pinned=False)
+    slot = ring.take(timeout_s=1)
+    assert slot is not None
+    assert (slot.rows.device.type, slot.rows.dtype) == ("cpu", torch.bfloat16)
+    assert len(slot.view(0, 2)) == 2 * 3 * 8 * 2
