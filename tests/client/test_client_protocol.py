@@ -131,14 +131,14 @@ def test_a_second_attempt_mends_a_passing_fault(mover: MoverProcess, tmp_path: P
 
 def test_a_bad_spell_is_survived_and_no_rid_is_used_twice(mover: MoverProcess, tmp_path: Path) -> None:
     rows = rows_of(80)
-    began = time.monotonic()
+    began: list[float] = []
     busy = Act(status=503, body={"object": "error", "message": "The request queue is full.", "code": 503})
 
     def act(number: int, rid: str, ids: list[int]) -> Act:
-        return busy if 1 < time.monotonic() - began < 6 else Act(delay_s=0.2)
+        began.append(time.monotonic())
+        return busy if 1 < time.monotonic() - began[0] < 6 else Act(delay_s=0.2)
 
     with serving(mover.scratch, act=act) as server:
-        began = time.monotonic()
         ended = client(server, prompts(tmp_path / "p.jsonl", rows), "--concurrency", "8")
     assert ended.code == 0, ended.text
     assert "waiting for the server" in ended.text

@@ -40,6 +40,8 @@ class Act:
         status: of the answer; not 200 means that nothing is captured.
         body: of an answer that is not 200.
         delay_s: before the answer.
+        raw: the body is text, not JSON.
+        chunk_delay_s: before each further part.
         part_delay_s: between the answer (or the request, see `parts_first`) and the parts.
         parts_first: the parts are written before the answer.
         rows_from: rows before this one are not captured.
@@ -53,7 +55,9 @@ class Act:
 
     status: int = 200
     body: Any = None
+    raw: bool = False
     delay_s: float = 0.0
+    chunk_delay_s: float = 0.0
     part_delay_s: float = 0.0
     parts_first: bool = True
     rows_from: int = 0
@@ -215,6 +219,8 @@ class FakeServer:
                     self._ring.record(rid, f"cannot write: {error.strerror}")
                 return
             start = stop
+            if start < n:
+                time.sleep(act.chunk_delay_s)
 
     def restarted(self, **changes: Any) -> FakeServer:
         """A new server on the same port and scratch, not started."""
@@ -283,7 +289,7 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return
             if not captured:
-                self._answer(act.status, act.body)
+                self._answer(act.status, act.body, raw=act.raw)
                 return
             meta = {
                 "id": rid,
@@ -302,8 +308,8 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             except OSError:
                 return True
 
-        def _answer(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
+        def _answer(self, status: int, body: Any, *, raw: bool = False) -> None:
+            data = body.encode() if raw else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
