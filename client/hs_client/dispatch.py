@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -158,7 +159,7 @@ class Dispatcher:
         self._tally.waited(reason, anyio.current_time() - started_s)
 
     def _wait_for(self, party: Party) -> None:
-        self._limiter.wait_for(party, anyio.current_time())
+        self._limiter.wait_for(party, time.monotonic())
 
     def _stop_waiting(self) -> None:
         for backend in self._backends:

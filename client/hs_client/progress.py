@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Progress:
 
     def _note(self) -> None:
         t = self._tally
-        self._rates.note(anyio.current_time(), samples=t.total - t.left, tokens=t.tokens)
+        self._rates.note(time.monotonic(), samples=t.total - t.left, tokens=t.tokens)
 
     def _show(self) -> None:
         if self._bar is None:
@@ -142,6 +143,7 @@ class Progress:
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
+            self._note()
             self._show()
             self._bar.close()
             self._bar = None

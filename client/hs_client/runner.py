@@ -7,6 +7,7 @@ in groups; for each server the gate that pauses it; the heartbeat.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -78,7 +79,7 @@ class Runner:
         self._tally = tally
         self._announcer = Announcer(say, at_s=at_s)
         self._queue = WorkQueue(capacity=max(64, 2 * settings.concurrency))
-        self.limiter = Limiter(at_s)
+        self.limiter = Limiter(time.monotonic())
         storages = {
             place.control.scratch: Storage(
                 settings,
@@ -144,13 +145,13 @@ class Runner:
         return sum(storage.in_flight for storage in self.storages)
 
     def snapshot(self) -> Snapshot:
-        """The run as it stands."""
+        """The run as it stands; may be asked for after its end, when there is no event loop."""
         movers = [storage.mover for storage in self.storages if storage.mover is not None]
         return Snapshot(
             in_flight=self.in_flight,
             to_store=self.to_store,
             waiting=self.waiting,
-            limiting=self.limiter.limiting(anyio.current_time()),
+            limiting=self.limiter.limiting(time.monotonic()),
             used_bytes=sum(mover.used_bytes for mover in movers),
             limit_bytes=sum(mover.limit_bytes for mover in movers),
             in_bytes_per_s=sum(mover.in_bytes_per_s for mover in movers),
@@ -235,11 +236,11 @@ class Runner:
             if not self._queue.has_ready:
                 # At the end of the input only answers and records are waited for.
                 party: Party = "mover" if self.to_store > self.in_flight else "server"
-                self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", anyio.current_time())
+                self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", time.monotonic())
             item = await self._queue.get()
             if item is None:
                 return
-            self.limiter.wait_for("", anyio.current_time())
+            self.limiter.wait_for("", time.monotonic())
             backend = await self._dispatcher.place(item)
             if backend is not None:
                 attempt = backend.attempt(self._run, item)
