@@ -11,6 +11,7 @@ from typing import Literal
 import click
 
 from hs_client.export.cli import export
+from hs_client.subset.cli import merge, split
 from hs_formats.errors import HsError, UsageError
 
 __all__ = ["cli", "main"]
@@ -318,6 +319,8 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
 
 
 cli.add_command(export)
+cli.add_command(merge)
+cli.add_command(split)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 from chain import command
 
 HELP_FILE = Path(__file__).parents[2] / "docs" / "cli_help" / "hs-client.txt"
-COMMANDS = ((), ("run",), ("status",), ("info",), ("prune",), ("export",), ("verify",))
+COMMANDS = ((), ("run",), ("status",), ("info",), ("prune",), ("export",), ("verify",), ("split",), ("merge",))
 
 
 def test_help_is_as_documented() -> None:

@@ -1,10 +1,12 @@
 """Datasets of real states for tests of `hs-client verify`: what transformers computes, written as the mover writes it.
 
-The values are those of a capture (other tests show that they are equal), without the half minute of a server.
+The values are those of a capture (other tests show that they are equal), without the half minute of a server. Where
+only the books matter, drawn states do: they too depend on the tokens up to theirs, and on their own token most.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from hs_formats.names import Rid
 from part_factory import Record, dataset_info, write_dataset
 from tiny_models import NUM_LAYERS, text_model
 
-__all__ = ["BOUNDARIES", "chats", "real_records", "write_real_set"]
+__all__ = ["BOUNDARIES", "chats", "drawn_records", "real_records", "write_real_set"]
 
 BOUNDARIES = (2, 4, 5)
 CHUNK_TOKENS = 32
@@ -46,20 +48,35 @@ def real_records(
 ) -> list[Record]:
     """One record for each prompt, in parts of CHUNK_TOKENS, its first half masked."""
     reference = Reference(text_model(model), BOUNDARIES)
-    records = []
-    for row, ids in enumerate(prompts):
-        n = len(ids)
-        records.append(
-            Record(
-                sample_id=f"chat-{row}",
-                rid=Rid(run, row, 0),
-                ids=list(ids),
-                states=reference.states(ids).to(dtype),
-                cuts=range(CHUNK_TOKENS, n, CHUNK_TOKENS),
-                mask=((n // 2, n),),
-            )
-        )
-    return records
+    return [_record(row, ids, reference.states(ids).to(dtype), run) for row, ids in enumerate(prompts)]
+
+
+def drawn_records(prompts: Sequence[Sequence[int]], *, run: str = "0000abcd", hidden: int = 32) -> list[Record]:
+    """The same without a model, float32."""
+    tokens = torch.randn(512, len(BOUNDARIES) + 1, hidden, generator=torch.Generator().manual_seed(1))
+
+    def states(ids: Sequence[int]) -> torch.Tensor:
+        digest = hashlib.sha256()
+        rows = []
+        for token in ids:
+            digest.update(token.to_bytes(8, "little"))
+            generator = torch.Generator().manual_seed(int.from_bytes(digest.digest()[:7], "little"))
+            rows.append(tokens[token] + 0.3 * torch.randn(*tokens.shape[1:], generator=generator))
+        return torch.stack(rows)
+
+    return [_record(row, ids, states(ids), run) for row, ids in enumerate(prompts)]
+
+
+def _record(row: int, ids: Sequence[int], states: torch.Tensor, run: str) -> Record:
+    n = len(ids)
+    return Record(
+        sample_id=f"chat-{row}" if run == "0000abcd" else f"chat-{run}-{row}",
+        rid=Rid(run, row, 0),
+        ids=list(ids),
+        states=states,
+        cuts=range(CHUNK_TOKENS, n, CHUNK_TOKENS),
+        mask=((n // 2, n),),
+    )
 
 
 def write_real_set(root: Path, records: Sequence[Record]) -> DatasetPaths:

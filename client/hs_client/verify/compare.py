@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -120,33 +120,29 @@ class SetComparison:
             return []
         return [float(value) for value in np.exp(np.median(np.stack(self._log_rms), axis=0))]
 
-    def findings(self) -> Iterator[Finding]:
-        """What stands out, after the last `add`."""
-        yield from self._of_shared_rows()
+    def findings(self, faulty: Collection[str] = ()) -> Iterator[Finding]:
+        """What stands out, after the last `add`. All of it is suspicion; `faulty` samples are known to be wrong."""
+        yield from self._of_shared_rows(faulty)
         yield from self._of_heads()
         yield from self._of_sizes()
         yield from self._of_tokens()
 
-    def _finding(self, kind: str, number: int, text: str, *, certain: bool = False) -> Finding:
+    def _finding(self, kind: str, number: int, text: str) -> Finding:
         sample = self._samples[number]
-        return Finding(kind, str(sample.rid), text, sample.sample_id, "error" if certain else "suspect")
+        return Finding(kind, str(sample.rid), text, sample.sample_id, "suspect")
 
-    def _of_shared_rows(self) -> Iterator[Finding]:
+    def _of_shared_rows(self, faulty: Collection[str]) -> Iterator[Finding]:
+        """One of two samples has the other's rows. Which, only a model can say, unless one is known to be at fault."""
         told: dict[int, tuple[int, int, int]] = {}
         for one, token, other, other_token in self._rows.shared():
-            # Two tokens that were never trained may have one state at the very beginning, and nowhere else.
-            first = told.get(one)
-            if first is None or (first[0], first[2]) == (0, 0):
-                told[one] = (token, other, other_token)
-            first = told.get(other)
-            if first is None or (first[0], first[2]) == (0, 0):
-                told[other] = (other_token, one, token)
+            told.setdefault(one, (token, other, other_token))
+            told.setdefault(other, (other_token, one, token))
         for number, (token, other, other_token) in sorted(told.items()):
             partner = self._samples[other]
-            text = (
-                f"token {token} has the last state of token {other_token} of {partner.sample_id!r}, of another prompt"
-            )
-            yield self._finding("rows of another sample", number, text, certain=(token, other_token) != (0, 0))
+            if partner.sample_id in faulty and self._samples[number].sample_id not in faulty:
+                continue
+            text = f"token {token} has the last state of token {other_token} of {partner.sample_id!r}, another prompt"
+            yield self._finding("rows of another sample", number, text)
 
     def _of_heads(self) -> Iterator[Finding]:
         told: set[int] = set()

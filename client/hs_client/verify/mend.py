@@ -13,7 +13,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.mask import spans_to_mask
 from hs_formats.names import run_of_rid
 
-__all__ = ["FileFacts", "MendedLedgers", "mend_ledgers", "mend_manifests"]
+__all__ = ["FileFacts", "MendedLedgers", "mend_ledgers", "mend_manifests", "trusted_intents"]
 
 _NOT_WHOLE = "its record is not whole, or what was sent for it is not known any more"
 
@@ -102,7 +102,7 @@ def mend_ledgers(
     parts: dict[str, list[ManifestLine]] = defaultdict(list)
     for stored in manifest:
         parts[str(stored.name.rid)].append(stored)
-    intents = _trusted_intents(ledgers, rebuilt)
+    intents = trusted_intents(ledgers, rebuilt)
     whole = {
         rid
         for rid, intent in intents.items()
@@ -140,7 +140,7 @@ def mend_ledgers(
     return mended
 
 
-def _trusted_intents(ledgers: Mapping[str, Sequence[LedgerLine]], rebuilt: Sequence[Intent]) -> dict[str, Intent]:
+def trusted_intents(ledgers: Mapping[str, Sequence[LedgerLine]], rebuilt: Sequence[Intent] = ()) -> dict[str, Intent]:
     """Intents by rid: of their own run, with a mask that fits, and of the sample that a `done` line gives the rid."""
     samples: dict[str, set[str]] = defaultdict(set)
     for lines in ledgers.values():

@@ -19,7 +19,7 @@ import msgspec
 from hs_client.claim import live_runs
 from hs_client.verify.findings import Finding
 from hs_client.verify.lost_intents import LostRecord, find_intents
-from hs_client.verify.mend import FileFacts, MendedLedgers, mend_ledgers, mend_manifests
+from hs_client.verify.mend import FileFacts, MendedLedgers, mend_ledgers, mend_manifests, trusted_intents
 from hs_client.verify.part_file import read_part
 from hs_client.verify.run import Verification
 from hs_formats.control import ControlFolder, now_s
@@ -44,7 +44,7 @@ _ABOUT_FILES = {
 }
 _ABOUT_VALUES = {
     *("not finite", "zeros", "constant", "equal slots", "repeated rows", "wrong token id"),
-    *("rows of another sample", "unlike the model"),
+    "unlike the model",
 }
 
 
@@ -76,7 +76,8 @@ class Repair:
         """For the user."""
         lines = [f"quarantine {path}: {reason}" for path, reason in self.quarantined.items()]
         if self.books:
-            lines.append(f"rewritten  {', '.join(self.books)}; the old ones are in {self.kept_in}")
+            kept = f"; the old ones are in {self.kept_in}" if self.kept_in else ""
+            lines.append(f"rewritten  {', '.join(self.books)}{kept}")
         lines += [f"found      sample {sample_id!r}" for sample_id in self.found]
         lines += [f"lost       sample {sample_id!r}: {reason}" for sample_id, reason in self.lost.items()]
         if self.lost:
@@ -125,7 +126,7 @@ def repair(done: Verification, *, scratch: Path, prompts: Sequence[Path]) -> Rep
     manifest = [*new, *(line for lines in kept for line in lines)]
     ledgers, bad = {book.path.stem: book.lines for book in books.ledgers}, _bad_records(done)
     record_ids = dict(_record_ids(paths, manifest))
-    intents = books.intents()
+    intents = trusted_intents(ledgers)
     lost = [
         LostRecord(rid, n, ids)
         for rid, (n, ids) in record_ids.items()
@@ -178,8 +179,11 @@ def _look_again(done: Verification) -> dict[str, FileFacts]:
         except FormatError as error:
             facts[path] = FileFacts(None, str(error).replace(f"{books.paths.root}/", ""))
             continue
+        line = books.lines.get(str(file.name))
         if misfits:
             facts[path] = FileFacts(None, "; ".join(misfits))
+        elif line is not None and line.path == path and line.xxh3 != part.xxh3 and line.rows_xxh3 != part.rows_xxh3:
+            facts[path] = FileFacts(None, "it is whole, but not the file that the manifest describes")
         elif str(file.name) in taken:
             facts[path] = FileFacts(None, "a second copy of its part")
         else:
@@ -243,19 +247,14 @@ def _quarantine(paths: DatasetPaths, facts: dict[str, FileFacts], result: Repair
 
 
 def _replace(paths: DatasetPaths, path: Path, lines: Sequence[msgspec.Struct], result: Repair, at: str) -> None:
-    data = b"".join(map(encode_line, lines))
     if path.exists():
-        if path.read_bytes() == data:
-            return
         kept = paths.root / "repairs" / at / path.parent.name / path.name
         make_folders(kept.parent)
         if not kept.exists():
             os.link(path, kept)
             fsync_folder(kept.parent)
         result.kept_in = f"repairs/{at}"
-    elif not lines:
-        return
-    write_durable(path, data)
+    write_durable(path, b"".join(map(encode_line, lines)))
     result.books.append(f"{path.parent.name}/{path.name}")
 
 
@@ -269,13 +268,14 @@ def _write_manifests(
 ) -> None:
     paths = done.books.paths
     own = paths.manifest_file(REPAIR_MANIFEST)
-    for book, lines in zip(done.books.manifests, kept, strict=True):
-        if book.path == own:
-            new = [*lines, *new]
-        elif lines != book.lines or _has_bad(done.findings, book.path):
-            _replace(paths, book.path, lines, result, at)
-    make_folders(paths.manifest)
-    _replace(paths, own, new, result, at)
+    wanted = {book.path: lines for book, lines in zip(done.books.manifests, kept, strict=True)}
+    if new:
+        make_folders(paths.manifest)
+        wanted[own] = [*wanted.get(own, []), *new]
+    known = {book.path: book.lines for book in done.books.manifests}
+    for path, lines in wanted.items():
+        if lines != known.get(path) or _has_bad(done.findings, path):
+            _replace(paths, path, lines, result, at)
 
 
 def _write_ledgers(done: Verification, mended: MendedLedgers, prompts: Sequence[Path], result: Repair, at: str) -> None:
@@ -284,7 +284,9 @@ def _write_ledgers(done: Verification, mended: MendedLedgers, prompts: Sequence[
     make_folders(paths.ledger)
     for run, lines in mended.ledgers.items():
         book = known.get(run)
-        if book is not None and book.lines == lines and not _has_bad(done.findings, book.path):
+        if (book is None and not lines) or (
+            book is not None and book.lines == lines and not _has_bad(done.findings, book.path)
+        ):
             continue
         head: list[LedgerLine] = []
         if not any(isinstance(line, RunStarted) for line in lines):

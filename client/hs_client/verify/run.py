@@ -112,7 +112,7 @@ def verify(
             ):
                 findings += found
                 progress.step(0, len(findings))
-            findings += comparison.findings()
+            findings += comparison.findings(faulty_samples(findings))
             rms = comparison.rms()
     finally:
         progress.close()
