@@ -118,7 +118,7 @@ def channel_offsets(sample: Array, words: Words, *, rows: int) -> Array:
     for bit in range(8 * words.itemsize - 2, mantissa_bits - fine_bits - 1, -1):
         candidate = offsets | words.dtype.type(1 << bit)
         np.greater_equal(magnitudes, candidate, out=reached)
-        enough = np.add.reduce(reached, axis=0, dtype=np.uint8) >= (len(sample) + 1) // 2
+        enough = np.add.reduce(reached.view(np.uint8), axis=0, dtype=np.uint8) >= (len(sample) + 1) // 2
         np.copyto(offsets, candidate, where=enough)
     return offsets
 

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import xxhash
 import zstandard
 
@@ -189,7 +190,7 @@ def compressed_frame(content: Buffer) -> bytes:
 
 
 class RawFrame:
-    """A frame of uncompressed blocks, to be filled in place.
+    """A frame of uncompressed blocks, to be filled in place, in order.
 
     Args:
         size: content bytes, less than 4 GiB.
@@ -201,10 +202,12 @@ class RawFrame:
 
     def __init__(self, size: int, block_bytes: int) -> None:
         count = max(1, -(-size // block_bytes))
-        self._data = bytearray(_RAW_HEADER.size + count * _BLOCK_HEADER_BYTES + size + _CHECKSUM_BYTES)
-        _RAW_HEADER.pack_into(self._data, 0, FRAME_MAGIC, _RAW_DESCRIPTOR, size)
+        length = _RAW_HEADER.size + count * _BLOCK_HEADER_BYTES + size + _CHECKSUM_BYTES
+        self._data = np.empty(length, np.uint8).data  # no time spent on zeros
+        self._digest = xxhash.xxh64()
         self.blocks: list[memoryview] = []
-        view, at = memoryview(self._data), _RAW_HEADER.size
+        view, at = self._data, _RAW_HEADER.size
+        _RAW_HEADER.pack_into(view, 0, FRAME_MAGIC, _RAW_DESCRIPTOR, size)
         for number in range(count):
             length = min(block_bytes, size - number * block_bytes)
             header = length << 3 | (number == count - 1)  # block type 0: raw
@@ -213,17 +216,25 @@ class RawFrame:
             self.blocks.append(view[at : at + length])
             at += length
 
+    def filled(self, number: int) -> None:
+        """Take block `number` into the checksum; to be called for each in order, while it is in the cache."""
+        self._digest.update(self.blocks[number])
+
     def close(self) -> memoryview:
-        """The whole frame, once the blocks are filled."""
-        self._data[-_CHECKSUM_BYTES:] = _checksum(self.blocks)
-        return memoryview(self._data)
+        """The whole frame, once all blocks are filled."""
+        self._data[-_CHECKSUM_BYTES:] = _low_bytes(self._digest.intdigest())
+        return self._data
+
+
+def _low_bytes(digest: int) -> bytes:
+    return (digest & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _checksum(blocks: Iterable[memoryview]) -> bytes:
     digest = xxhash.xxh64()
     for block in blocks:
         digest.update(block)
-    return (digest.intdigest() & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
+    return _low_bytes(digest.intdigest())
 
 
 def frame_content(frame: Buffer, size: int, *, verify: bool = True) -> list[memoryview]:
