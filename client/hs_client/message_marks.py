@@ -26,7 +26,7 @@ __all__ = ["MarkedTemplate", "Marks"]
 _BARS = "\U000ffff0\U000ffff1\U000ffff2\U000ffff3"
 """Characters for private use that may enclose a mark; one that the conversation does not hold is taken."""
 
-_MESSAGE, _GENERATION = "hs_mark_message", "hs_mark_generation"
+_MESSAGE, _GENERATION, _END = "hs_mark_message", "hs_mark_generation", "hs_mark_end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,13 @@ class Marks:
     Attributes:
         text: without marks.
         messages: index of a message → where the last loop that writes begins with it.
+        loop_end: where that loop has ended, None where it never does.
         generations: [start, stop) of ``{% generation %}`` blocks, in order.
     """
 
     text: str
     messages: Mapping[int, int]
+    loop_end: int | None
     generations: Sequence[tuple[int, int]]
 
     def chunk(self, message: int) -> tuple[int, int] | None:
@@ -90,9 +92,10 @@ class MarkedTemplate:
         self.dated = False
         try:
             tree = environment.parse(source)
-            for loop in list(tree.find_all(nodes.For)):
-                if isinstance(loop.target, nodes.Name) and any(item.find(nodes.Output) for item in _wrapped(loop.body)):
-                    loop.body.insert(0, _call(_MESSAGE, nodes.Name(loop.target.name, "load"), loop.lineno))
+            loops = [loop for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name) and _writes(loop)]
+            for loop in loops:
+                loop.body.insert(0, _call(_MESSAGE, nodes.Name(loop.target.name, "load"), loop.lineno))  # type: ignore[attr-defined]
+            _mark_ends([tree, *tree.find_all(nodes.Node)], loops)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError) as error:
@@ -114,7 +117,11 @@ class MarkedTemplate:
             index = places.get(id(item))
             return "" if index is None else f"{bar}m{index}{bar}"
 
-        calls = {_MESSAGE: mark_message, _GENERATION: lambda end: f"{bar}g{end}{bar}"}
+        calls = {
+            _MESSAGE: mark_message,
+            _GENERATION: lambda end: f"{bar}g{end}{bar}",
+            _END: lambda _: f"{bar}e0{bar}",
+        }
         try:
             marked = self._template.render({**variables, "messages": messages, **calls})
         except Exception:  # noqa: BLE001 - a template is somebody's program and may raise anything
@@ -122,9 +129,20 @@ class MarkedTemplate:
         return _read_marks(marked, bar)
 
 
-def _wrapped(body: list[nodes.Node]) -> list[nodes.Node]:
-    """`body` so that `find` sees its own nodes too, not only what is below them."""
-    return [nodes.Scope(body)]
+def _writes(loop: nodes.For) -> bool:
+    return any(isinstance(node, nodes.Output) or node.find(nodes.Output) for node in loop.body)
+
+
+def _mark_ends(parents: list[nodes.Node], loops: list[nodes.For]) -> None:
+    """Put a mark behind each of the loops."""
+    for parent in parents:
+        for field in parent.fields:
+            body = getattr(parent, field)
+            if isinstance(body, list) and any(node in loops for node in body if isinstance(node, nodes.For)):
+                marked = [
+                    (node, _call(_END, nodes.Const(0), node.lineno)) if node in loops else (node,) for node in body
+                ]
+                body[:] = [node for pair in marked for node in pair]
 
 
 def _call(name: str, argument: nodes.Expr, line: int) -> nodes.Output:
@@ -138,14 +156,17 @@ def _read_marks(marked: str, bar: str) -> Marks | None:
     generations: list[tuple[int, int]] = []
     opened: int | None = None
     at = length = 0
-    for match in re.finditer(f"{bar}([mg])([0-9]+){bar}", marked):
+    loop_end: int | None = None
+    for match in re.finditer(f"{bar}([emg])([0-9]+){bar}", marked):
         piece = marked[at : match.start()]
         text.append(piece)
         length += len(piece)
         at = match.end()
         number = int(match[2])
         if match[1] == "m":
-            messages[number] = length
+            messages[number], loop_end = length, None
+        elif match[1] == "e":
+            loop_end = length if loop_end is None else loop_end
         elif number == 0:
             opened = length
         elif opened is not None:
@@ -153,7 +174,7 @@ def _read_marks(marked: str, bar: str) -> Marks | None:
             opened = None
     text.append(marked[at:])
     plain = "".join(text)
-    return None if bar in plain or opened is not None else Marks(plain, messages, generations)
+    return None if bar in plain or opened is not None else Marks(plain, messages, loop_end, generations)
 
 
 def _raise(message: str) -> None:

@@ -35,12 +35,14 @@ class Form:
         arguments_as_text: arguments of tool calls as JSON text, else as an object.
         null_content: the content beside tool calls as null, else as empty text.
         reasoning: name under which it looks for reasoning; empty where it renders none.
+        parts: contents as a list with one part, as templates of models that take images may want them.
     """
 
     calls: bool = True
     arguments_as_text: bool = False
     null_content: bool = False
     reasoning: str = ""
+    parts: bool = False
 
 
 class ChatTemplate:
@@ -113,6 +115,10 @@ class ChatTemplate:
         return found
 
     def _try_forms(self, template: Mapping[str, Any]) -> Form:
+        if f"{WORD}said" not in self._attempt({"role": "assistant", "content": f"{WORD}said"}, template):
+            asked, said = (_in_parts({"role": role, "content": WORD}) for role in ("user", "assistant"))
+            if self._try([asked, said], template).count(WORD) == 2:
+                return Form(calls=False, parts=True)
         reasoning = ""
         for name in REASONING:
             turn = {"role": "assistant", "content": f"{WORD}said", name: f"{WORD}thought"}
@@ -140,8 +146,6 @@ class ChatTemplate:
         Raises:
             RowError: tool calls that the template would leave out, or arguments that are no JSON object.
         """
-        if all("tool_calls" not in m and "reasoning_content" not in m for m in messages):
-            return [dict(m) for m in messages]
         form = self.form(template)
         if not form.reasoning and any("reasoning_content" in m for m in messages):
             self.notes.add("reasoning is left out: the chat template renders none")
@@ -159,7 +163,7 @@ class ChatTemplate:
                 out["tool_calls"] = [_call_in_form(at, call, form) for call in out["tool_calls"]]
             if out["content"] is None and not (form.null_content and "tool_calls" in out):
                 out["content"] = ""
-            yield out
+            yield _in_parts(out) if form.parts else out
 
     # -- borders
 
@@ -171,6 +175,13 @@ class ChatTemplate:
         Raises:
             RowError: the template hides where a turn begins or ends.
         """
+        for at, message in enumerate(messages):
+            if _left_out(message, full):
+                if at in wanted and "tool_calls" not in message:
+                    raise RowError(f"the chat template leaves out what message {at} says")
+                self.notes.add(
+                    f"the chat template leaves out what a message of role {str(message['role'])[:40]!r} says"
+                )
         marks = self._marks(messages, template, full)
         if marks is not None and marks.generations:
             return self._generation_blocks(marks, wanted)
@@ -181,14 +192,34 @@ class ChatTemplate:
             chunk = None if marks is None else marks.chunk(at)
             there = None if plain is None else plain.chunk(at)
             prompt = self._prompt(messages, at, template, prompts)
-            if chunk is None or plain is None or there is None or prompt is None:
+            if (
+                marks is None
+                or plain is None
+                or not chunk
+                or not there
+                or prompt is None
+                or _swallowed(marks, messages, at)
+            ):
                 found.append(self._by_prefix(messages, at, template, full))
             else:
                 start, stop = chunk
+                if stop == len(full) and marks.loop_end is not None:
+                    stop = self._end_of_last(full, start, marks.loop_end)
                 found.append((start + turn_start(full[start:stop], prompt, plain.text[slice(*there)], WORD), stop))
         return join([span for span in (trim(full, span, self._special) for span in found) if span[0] < span[1]])
 
-    def _marks(self, messages: Sequence[Message], template: Mapping[str, Any], full: str | None) -> Marks | None:
+    def _end_of_last(self, full: str, start: int, loop_end: int) -> int:
+        """What a template writes behind its loop belongs to the last turn only where that has not ended before."""
+        return loop_end if full[start:loop_end].rstrip().endswith(tuple(self._special)) else len(full)
+
+    def _marks(
+        self,
+        messages: Sequence[Message],
+        template: Mapping[str, Any],
+        full: str | None,
+        *,
+        prompt: bool = False,
+    ) -> Marks | None:
         source = self.text_of(template)
         if source not in self._marked:
             try:
@@ -199,7 +230,7 @@ class ChatTemplate:
         if marked is None:
             return None
         variables = {"tools": None, "documents": None, **self._tokenizer.special_tokens_map, **self._arguments}
-        marks = marked.render(messages, {**variables, **template, "add_generation_prompt": False})
+        marks = marked.render(messages, {**variables, **template, "add_generation_prompt": prompt})
         if marked.dated:
             self.notes.add(
                 "the chat template writes today's date, so that the same row gets other tokens tomorrow: "
@@ -231,8 +262,15 @@ class ChatTemplate:
             except RowError:
                 known[role] = None
             else:
-                known[role] = whole[len(without) :] if whole.startswith(without) else None
+                known[role] = (
+                    whole[len(without) :] if whole.startswith(without) else self._behind(before, template, whole)
+                )
         return known[role]
+
+    def _behind(self, before: Sequence[Message], template: Mapping[str, Any], whole: str) -> str | None:
+        """What the template writes behind its loop: it may end a text without generation prompt in another way."""
+        marks = self._marks(before, template, whole, prompt=True)
+        return None if marks is None or marks.loop_end is None else whole[marks.loop_end :]
 
     def _by_prefix(self, messages: Sequence[Message], at: int, template: Mapping[str, Any], full: str) -> Span:
         """Borders of a turn from renderings of what comes before it and of what ends with it."""
@@ -259,11 +297,47 @@ class ChatTemplate:
             return ""
 
 
+def _swallowed(marks: Marks, messages: Sequence[Message], at: int) -> bool:
+    """What follows turn `at` up to the next one may stand in its chunk: a message that says something has none."""
+    for index in range(at + 1, len(messages)):
+        if messages[index]["role"] == "assistant":
+            return False
+        chunk = marks.chunk(index)
+        if _said(messages[index]) and (chunk is None or not marks.text[slice(*chunk)].strip()):
+            return True
+    return False
+
+
+def _said(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = content[0]["text"]
+    return content.strip() if isinstance(content, str) else ""
+
+
+def _in_parts(message: Message) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _left_out(message: Message, full: str) -> bool:
+    """Nothing of what the message says, reasoning aside, stands in the rendering `full`."""
+    said = _said(message)
+    forms = (
+        said,
+        said.split("</think>")[-1].strip(),
+        json.dumps(said)[1:-1],
+        json.dumps(said, ensure_ascii=False)[1:-1],
+    )
+    return not any(form in full for form in forms)
+
+
 def _plainly(messages: Sequence[Message], turns: Sequence[int]) -> list[dict[str, Any]]:
     """`messages` with a word instead of what was said and thought in `turns`."""
     out = [dict(message) for message in messages]
     for at in turns:
+        in_parts = isinstance(out[at].get("content"), list)
         out[at].update({key: WORD for key in ("content", *REASONING) if out[at].get(key) or key == "content"})
+        out[at] = _in_parts(out[at]) if in_parts else out[at]
     return out
 
 

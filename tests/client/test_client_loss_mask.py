@@ -247,6 +247,69 @@ def test_a_template_without_generation_prompt_keeps_its_header_out() -> None:
     assert _texts(raw, tokens.ids, tokens.spans) == [f"b{_QWEN}", f"c{_QWEN}"]
 
 
+_HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
+_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+def test_what_a_template_writes_for_others_inside_a_turn_is_not_the_models() -> None:
+    """Gemma's way: a turn that calls tools brings the results along, and their own messages write nothing."""
+    raw = family_tokenizer("qwen3")
+    source = (
+        "{% for m in messages %}{% if m.role != 'tool' %}" + _HEADER + "{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) }}"
+        "{{ '</tool_call>' }}{% if not loop.last or messages[-1].role != 'assistant' %}{% endif %}{% endfor %}"
+        "{% if m.tool_calls and not loop.last %}{{ '[result ' + messages[loop.index].content + ']' }}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}" + _PROMPT
+    )
+    turns = [_user("add"), _calls({"a": 1}), {"role": "tool", "content": "three"}, _said("yes"), _user("b"), _said("c")]
+    tokenizer = ChatTokenizer(raw, ChatOptions(template=source))
+    with pytest.raises(RowError, match="turn 1 so that its borders cannot be told"):
+        tokenizer.chat(check_messages(turns), {})
+    last = ChatTokenizer(raw, ChatOptions(template=source, train_on="last")).chat(check_messages(turns), {})
+    assert _texts(raw, last.ids, last.spans) == [f"c{_QWEN}"]
+    # Without what ends the turn behind the result, prefixes tell its border.
+    open_ended = source.replace("{{ '<|im_end|>\n' }}", "{% if not m.tool_calls %}{{ '<|im_end|>\n' }}{% endif %}")
+    tokens = ChatTokenizer(raw, ChatOptions(template=open_ended)).chat(check_messages(turns), {})
+    assert _texts(raw, tokens.ids, tokens.spans) == [
+        '<tool_call>add{"a": 1}</tool_call>',
+        f"yes{_QWEN}",
+        f"c{_QWEN}",
+    ]
+
+
+def test_a_text_that_ends_otherwise_without_generation_prompt() -> None:
+    """Phi's way: an end of text behind the loop, in the place of the generation prompt."""
+    raw = family_tokenizer("qwen3")
+    source = (
+        "{% for m in messages %}" + _HEADER + "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}"
+    )
+    tokens = ChatTokenizer(raw, ChatOptions(template=source)).chat(check_messages(CASES["two turns"]), {})
+    assert _texts(raw, tokens.ids, tokens.spans) == [f"hello world{_QWEN}", f"four{_QWEN}"]
+
+
+def test_what_a_turn_says_must_be_in_the_rendering() -> None:
+    raw = family_tokenizer("qwen3")
+    silent = "{% for m in messages %}" + _HEADER + "{{ '<|im_end|>\n' }}{% endfor %}" + _PROMPT
+    with pytest.raises(RowError, match="the chat template leaves out what message 1 says"):
+        ChatTokenizer(raw, ChatOptions(template=silent)).chat(check_messages(CASES["one turn"]), {})
+    forgetful = family_template("qwen3").replace(r"<tool_response>\n' + message.content", r"<tool_response>\n'")
+    tokenizer = ChatTokenizer(raw, ChatOptions(template=forgetful))
+    turns = [_user("add"), _calls({}), {"role": "tool", "content": "42 °C"}, _said("warm")]
+    tokenizer.chat(check_messages(turns), {})
+    assert tokenizer.take_notes() == {"the chat template leaves out what a message of role 'tool' says"}
+
+
+def test_a_template_that_wants_parts_gets_parts() -> None:
+    raw = family_tokenizer("qwen3")
+    source = (
+        "{% for m in messages %}" + _HEADER + "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+        "{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + _PROMPT
+    )
+    tokens = ChatTokenizer(raw, ChatOptions(template=source)).chat(check_messages(CASES["two turns"]), {})
+    assert _texts(raw, tokens.ids, tokens.spans) == [f"hello world{_QWEN}", f"four{_QWEN}"]
+
+
 def test_tool_calls_that_a_template_leaves_out_are_an_error() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + (m.content or '') + '<|im_end|>' }}{% endfor %}"
     tokenizer = ChatTokenizer(family_tokenizer("qwen3"), ChatOptions(template=source))

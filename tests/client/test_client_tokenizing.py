@@ -88,8 +88,9 @@ def test_a_conversation_that_the_template_refuses_is_rejected_with_its_words(raw
 
 
 def test_a_template_that_hides_a_turn_is_rejected(raw: Any) -> None:
+    counted = "{{ messages | length }}{% for i in range(messages | length) %} {{ messages[i].content }}{% endfor %}"
     with pytest.raises(RowError, match="turn 1 so that its borders cannot be told: give input_ids and loss_mask"):
-        ChatTokenizer(raw, ChatOptions(template="{{ messages | length }} turns")).chat(_turns("w1", "w2"), {})
+        ChatTokenizer(raw, ChatOptions(template=counted)).chat(_turns("w1", "w2", "w3", "w4"), {})
 
 
 def test_hashes_tell_template_from_tokenizer(tmp_path: Any) -> None:
