@@ -28,6 +28,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]
                 work = tmp_path_factory.mktemp("server")
                 scratch = stack.enter_context(small_tmpfs(work / "scratch", options="size=256m,mode=0700"))
                 server, _ = launch_server(tiny_model(model), scratch, work, options=options, sglang=sglang)
+                assert "every boundary seen entering its layer" in server.output
                 running[key] = server
             return running[key]
 
