@@ -70,16 +70,20 @@ class StatesStatistics:
         self._most = np.zeros(slots, self._bits.unsigned)
         self._squares = np.zeros(slots)
 
-    def add(self, block: bytes | bytearray | memoryview) -> None:
-        """The next whole rows of all slots."""
+    def add(self, block: bytes | bytearray | memoryview) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The next whole rows of all slots.
+
+        Returns:
+            Of each row and slot [rows, slots] the largest bit pattern, taken as a signed and as an unsigned number.
+        """
         words = np.frombuffer(block, self._bits.unsigned).reshape(self._shape)
-        for slot in range(words.shape[1]):
-            values = words[:, slot]
-            positive = int(values.view(self._bits.signed).max(initial=0))
-            negative = int(values.max(initial=0))
-            if negative >= self._bits.sign:
-                positive = max(positive, negative - self._bits.sign)
-            self._most[slot] = max(int(self._most[slot]), positive)
+        signed = words.view(self._bits.signed).max(axis=2)
+        unsigned = words.max(axis=2)
+        if len(words):
+            positive = np.maximum(signed.max(axis=0), 0).astype(self._bits.unsigned)
+            largest = unsigned.max(axis=0)
+            negative = np.where(largest >= self._bits.sign, largest & (self._bits.sign - 1), 0)
+            self._most = np.maximum(self._most, np.maximum(positive, negative)).astype(self._bits.unsigned)
         sampled = words[-self._seen % self._step :: self._step]
         if len(sampled):
             values = self._floats(sampled)
@@ -87,6 +91,7 @@ class StatesStatistics:
                 self._squares += np.square(values, dtype=np.float64).sum(axis=(0, 2))
         self._sampled += len(sampled)
         self._seen += len(words)
+        return signed, unsigned
 
     def _floats(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._bfloat16:

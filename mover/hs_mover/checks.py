@@ -26,11 +26,10 @@ __all__ = ["BadPart", "PartDigest", "ReadInto", "SourceChanged", "read_pieces"]
 ReadInto = Callable[[memoryview, int], int]
 """Reads into a buffer (first) from an offset (second) on, and says how many bytes came: 0 at the end."""
 
-_READ_BYTES = 1 << 20
-_ID_BYTES = 8
+_STEP_BYTES = 512 << 10
+"""Read and looked at together: what was just read is still in the processor's cache."""
 
-_PROBE_CHANNELS = 8
-"""Channels compared first; only vectors that are equal in these are looked at whole."""
+_ID_BYTES = 8
 
 
 class BadPart(Exception):
@@ -126,10 +125,13 @@ class PartDigest:
         info, statistics = self.info, self._statistics
         if info is None or statistics is None or self.problem:
             return
-        statistics.add(piece)
+        signed, unsigned = statistics.add(piece)
         bits = _BITS[info.meta.dtype]
         vectors = np.frombuffer(piece, bits.word).reshape(-1, info.meta.hidden_size)
-        found = _first_bad(vectors, bits, finite=statistics.finite)
+        # Where all channels are equal both maxima are the same pattern, and among zeros of both signs the larger is -0.
+        largest = unsigned.ravel()
+        suspects = (signed.ravel().view(largest.dtype) == largest) | (largest == bits.magnitude + 1)
+        found = _first_bad(vectors, bits, np.flatnonzero(suspects), finite=statistics.finite)
         if found is not None:
             at, what = found
             row, slot = divmod(self._vectors + at, info.meta.slots)
@@ -143,14 +145,14 @@ def _overlap(start: int, piece: memoryview, span: TensorSpan) -> memoryview:
     return piece[first:last]
 
 
-def _first_bad(vectors: npt.NDArray[Any], bits: _Bits, *, finite: bool) -> tuple[int, str] | None:
+def _first_bad(
+    vectors: npt.NDArray[Any], bits: _Bits, suspects: npt.NDArray[Any], *, finite: bool
+) -> tuple[int, str] | None:
     magnitude = vectors.dtype.type(bits.magnitude)
     if not finite:
         magnitudes = (vectors & magnitude).max(axis=1)
         at = int((magnitudes >= bits.infinity).argmax())
         return at, "NaN" if int(magnitudes[at]) > bits.infinity else "infinite"
-    probe = vectors[:, :_PROBE_CHANNELS]
-    suspects = np.flatnonzero((probe == probe[:, :1]).all(axis=1) | ((probe & magnitude) == 0).all(axis=1))
     for at in suspects.tolist():
         if not (vectors[at] & magnitude).any():
             return at, "all zero"
@@ -179,14 +181,19 @@ def read_pieces(
     layout = digest.layout(size_bytes)
     buffer = memoryview(bytearray(max((count for _, count, _ in layout.pieces()), default=0)))
     for start, count, floats in layout.pieces():
-        at = 0
-        while at < count:
-            wanted = min(_READ_BYTES, count - at)
-            pace(wanted)
-            got = read_into(buffer[at : at + wanted], start + at)
-            if not got:
-                raise SourceChanged(f"the file ends at byte {start + at}")
-            at += got
-        piece = buffer[:count]
-        digest.add(start, piece, states=floats is not None)
-        yield piece
+        step = _STEP_BYTES if floats is None else max(1, _STEP_BYTES // floats.row_bytes) * floats.row_bytes
+        for at in range(0, count, step):
+            part = buffer[at : min(at + step, count)]
+            pace(len(part))
+            _fill(part, read_into, start + at)
+            digest.add(start + at, part, states=floats is not None)
+        yield buffer[:count]
+
+
+def _fill(part: memoryview, read_into: ReadInto, offset: int) -> None:
+    at = 0
+    while at < len(part):
+        got = read_into(part[at:], offset + at)
+        if not got:
+            raise SourceChanged(f"the file ends at byte {offset + at}")
+        at += got
