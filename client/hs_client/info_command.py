@@ -52,7 +52,11 @@ def info_lines(dataset: Path) -> Iterator[str]:
         yield f"dataset    {dataset}"
         yield f"model      {info.model}, {info.num_layers} layers, hidden size {info.hidden_size}, {info.dtype}"
         yield f"slots      boundaries {info.boundaries} and the last state ({info.last_state})"
-        yield f"tokenizer  {info.tokenizer}"
+        turns = f", trained on {info.train_on} turns of the assistant" if info.train_on else ""
+        arguments = (
+            f", template arguments {info.template_arguments}" if info.template_arguments not in ("", "{}") else ""
+        )
+        yield f"tokenizer  {info.tokenizer}{turns}{arguments}"
     yield f"samples    {len(index.samples)} done, {sum(len(sample.parts) for sample in samples)} parts"
     if index.broken:
         yield f"broken     {len(index.broken)} done samples have no whole record: hs-client verify names them"

@@ -6,7 +6,8 @@ reads only those that are to be sent or rejected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -25,6 +26,10 @@ from hs_client.survey import Survey
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
 
 _REMEDY = "give the changed row another id, or the file another --dataset"
+
+
+_SAY_S = 10.0
+_LOOK_AT_CLOCK = 1024
 
 
 class Fate(IntEnum):
@@ -110,12 +115,15 @@ class Plan:
 
     # -- first pass
 
-    def count(self, cache_root: Path | None = None) -> None:
+    def count(self, cache_root: Path | None = None, say: Callable[[str], None] = lambda _: None) -> None:
         """Go through all rows; what `cache_root`, the dataset's folder, has kept of earlier passes is used.
+
+        `say` is told how far it is now and then.
 
         Raises:
             BadPrompts: a file cannot be read.
         """
+        said_s = time.monotonic()
         for index, file in enumerate(self.files):
             cache = RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name))
             fates = bytearray()
@@ -126,6 +134,9 @@ class Plan:
                     fate = self._count_line(index << 40 | line.number, line.data, cache)
                 fates[line.number - 1] = fate
                 self.counts[fate] += 1
+                if not line.number % _LOOK_AT_CLOCK and time.monotonic() - said_s >= _SAY_S:
+                    said_s = time.monotonic()
+                    say(f"reading    {self.rows:,} rows so far")
             self.fates.append(fates)
             self.caches.append(cache)
 
@@ -244,12 +255,13 @@ def make_plan(
     max_line_bytes: int = MAX_LINE_BYTES,
     limits: Limits | None = None,
     cache_root: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Read the files once and count; `cache_root` is the dataset's folder.
+    """Read the files once and count; `cache_root` is the dataset's folder, `say` is told how far it is now and then.
 
     Raises:
         BadPrompts: a file cannot be read.
     """
     plan = Plan(files, history, shard, limits, max_line_bytes, survey=Survey(limits))
-    plan.count(cache_root)
+    plan.count(cache_root, say)
     return plan

@@ -52,7 +52,9 @@ def run_command(settings: RunSettings) -> int:
     if settings.retry_rejected:
         history.rejected.clear()
     limits = None if server is None else _limits(settings, server)
-    plan = make_plan(inputs, history, shard=settings.shard, limits=limits, cache_root=place.paths.root)
+    plan = make_plan(
+        inputs, history, shard=settings.shard, limits=limits, cache_root=place.paths.root, say=progress.say
+    )
     _facts(progress, settings, sites=sites, plan=plan)
     if not plan.left:
         return _leave_it_at_that(progress, plan, "all usable rows are done: nothing to send")

@@ -21,10 +21,12 @@ from hs_client.input_files import DAMAGED, STDIN, InputFile, open_inputs
 from hs_client.limits import Limits
 from hs_client.lines import read_lines
 from hs_client.plan import Fate, make_plan
+from hs_client.prepare import Source
 from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
 from hs_client.rows import Row, digest, parse_row
 from hs_client.settings import dataset_name
 from hs_client.survey import SAMPLED_ROWS, Survey
+from hs_client.tokenizing import ChatTokenizer, Tokens
 from hs_formats.errors import UsageError
 
 _ROWS = [{"id": f"s{at}", "input_ids": [at, 1, 2]} for at in range(50)]
@@ -297,6 +299,48 @@ def test_done_rows_of_a_cached_file_are_not_parsed(tmp_path: Path, monkeypatch: 
     assert (plan.counts[Fate.DONE], plan.left, parsed) == (48, 2, [])
     assert [judged.row.sample_id for judged in plan.again() if judged.row] == ["s48", "s49"]
     assert len(parsed) == 2
+
+
+def test_only_rows_to_send_are_tokenised_and_the_tokenizer_is_loaded_for_them_alone(tmp_path: Path) -> None:
+    rows = [{"id": f"t{at}", "text": f"text {at}"} for at in range(200)]
+    file = _write(tmp_path / "p.jsonl", rows)
+    tokenised: list[str] = []
+
+    class Counting(ChatTokenizer):
+        def __init__(self) -> None:
+            pass
+
+        def text(self, text: str) -> Tokens:
+            tokenised.append(text)
+            return Tokens([1, 2], [(0, 2)])
+
+        def take_notes(self) -> set[str]:
+            return set()
+
+    history = History()
+    for row in rows[:190]:
+        history.done.add(digest(row["id"]))
+    source = Source(make_plan([file], history), limits=Limits(100), load=Counting)
+    sent = [sample.sample_id for samples, _ in iter(source.next_batch, None) for sample in samples]
+    assert sent == [row["id"] for row in rows[190:]]
+    assert tokenised == [row["text"] for row in rows[190:]]
+
+    def load() -> ChatTokenizer:
+        raise AssertionError("nothing is to be tokenised")
+
+    for row in rows[190:]:
+        history.done.add(digest(row["id"]))
+    source = Source(make_plan([file], history), limits=Limits(100), load=load)
+    assert source.volume().rows == 0
+    assert source.next_batch() is None
+
+
+def test_a_long_first_pass_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _write(tmp_path / "p.jsonl", [{"id": at, "input_ids": [1]} for at in range(2500)])
+    monkeypatch.setattr("hs_client.plan._SAY_S", 0.0)
+    said: list[str] = []
+    make_plan([file], History(), say=said.append)
+    assert said == ["reading    1,024 rows so far", "reading    2,048 rows so far"]
 
 
 def test_a_file_that_changes_between_the_passes_is_refused(tmp_path: Path) -> None:
