@@ -61,6 +61,7 @@ class HszFile:
             raise FormatError(f"head and index of the hsz file name codec {codec} and {self.index.codec}")
         self._segments = [_decoder(segment, starts, read_at) for segment, starts in self.index.placed()]
         self._starts = [decoder.segment.start for decoder in self._segments]
+        self._last: tuple[object, int, memoryview] | None = None
 
     @classmethod
     def of_bytes(cls, data: bytes | bytearray | memoryview) -> HszFile:
@@ -103,10 +104,18 @@ class HszFile:
             if (at, until) == (first, behind):
                 decoder.decode(group, target, verify=verify)
             else:
-                whole = memoryview(bytearray(behind - first))
-                decoder.decode(group, whole, verify=verify)
-                target[:] = whole[at - first : until - first]
+                target[:] = self._group(decoder, group, behind - first)[at - first : until - first]
             at = until
+
+    def _group(self, decoder: _OpaqueDecoder | _FloatsDecoder, group: int, size: int) -> memoryview:
+        """A whole group, of which a part is wanted. Opaque ones are kept: who reads headers reads many small ranges."""
+        if self._last is not None and self._last[:2] == (decoder, group):
+            return self._last[2]
+        whole = memoryview(bytearray(size))
+        decoder.decode(group, whole, verify=True)
+        if isinstance(decoder, _OpaqueDecoder):
+            self._last = (decoder, group, whole)
+        return whole
 
     def blocks(self) -> Iterator[memoryview]:
         """The original in order, in bounded blocks, each of its own memory; checked against its checksum at the end.

@@ -42,6 +42,7 @@ __all__ = [
 Block = bytes | bytearray | memoryview
 Array = npt.NDArray[Any]
 
+
 class Encode(Protocol):
     """The stored bytes of a file of `size` bytes given in blocks. Pieces that are no blocks stay as they are.
 
