@@ -1,6 +1,6 @@
 """One arm in a process of its own: ``python -m benchmarks.client.measure ARM URL CONCURRENCY SECONDS LOOP``.
 
-Prints JSON: requests, seconds, processor seconds of this process, latencies in seconds.
+Prints JSON: requests, seconds, processor seconds of this process, quantiles of the latencies in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ __all__ = ["IDS", "main"]
 
 IDS = 2000
 _WARM_UP_S = 1.0
-_KEPT_LATENCIES = 20_000
+_KEPT_LATENCIES = 100_000
+_QUANTILES = 1000
 
 
 def _cpu_s() -> float:
@@ -46,6 +47,7 @@ async def _measure(name: str, url: str, concurrency: int, seconds: float) -> dic
             if len(latencies) < _KEPT_LATENCIES:
                 latencies.append(time.perf_counter() - started_s)
 
+    found: dict[str, Any] = {}
     async with SENDERS[name](url, concurrency) as senders, anyio.create_task_group() as group:
         for send in senders:
             group.start_soon(work, send)
@@ -53,15 +55,22 @@ async def _measure(name: str, url: str, concurrency: int, seconds: float) -> dic
         latencies.clear()
         first, cpu_s, begin_s = requests, _cpu_s(), time.perf_counter()
         await anyio.sleep(seconds)
-        found: dict[str, Any] = {
+        found |= {
             "requests": requests - first,
             "wrong": wrong,
             "seconds": time.perf_counter() - begin_s,
             "cpu_s": _cpu_s() - cpu_s,
         }
-        found["latencies_s"] = list(latencies)
+        found["latencies_s"] = _quantiles(latencies)
         end_s = 0.0
     return found
+
+
+def _quantiles(values: list[float]) -> list[float]:
+    """At most `_QUANTILES` of them, evenly spread over the sorted ones: every sample then weighs the same."""
+    ordered = sorted(values)
+    step = max(1, len(ordered) // _QUANTILES)
+    return [round(value, 6) for value in ordered[step // 2 :: step]]
 
 
 def main() -> None:

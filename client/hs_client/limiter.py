@@ -34,12 +34,17 @@ class Limiter:
         """Share of the last `_WINDOW_S` by party, of the time since the start where that is shorter."""
         begin_s = at_s - _WINDOW_S
         spent: dict[Party, float] = {}
-        for start_s, stop_s, party in (*self._spans, (self._since_s, at_s, self._now)):
+        spans: list[tuple[float, float, Party]] = [*self._spans, (self._since_s, at_s, self._now)]
+        for start_s, stop_s, party in spans:
             spent[party] = spent.get(party, 0.0) + max(0.0, stop_s - max(start_s, begin_s))
         total_s = sum(spent.values())
         return {party: seconds / total_s for party, seconds in spent.items()} if total_s > 0 else {}
 
     def limiting(self, at_s: float) -> Party:
         """The party that was waited for most; empty when the run has hardly waited at all."""
-        shares = [(share, party) for party, share in self.shares(at_s).items() if party and share >= _WORTH_NAMING]
-        return max(shares)[1] if shares else ""
+        most = _WORTH_NAMING
+        limiting: Party = ""
+        for party, share in self.shares(at_s).items():
+            if party and share >= most:
+                most, limiting = share, party
+        return limiting

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,8 +154,8 @@ def test_records_of_every_size_up_to_that_of_scratch_and_beyond(scratch: Path, t
     rows: list[dict[str, object]] = [
         {"id": f"s{at}", "input_ids": [(at + j) % 500 for j in range(n)]} for at, n in enumerate(sizes * 3)
     ]
-    named = [{"id": f"t{n}", "input_ids": [n % 500] * n} for n in too_large]
-    mixed = [*rows, *named]
+    named: list[dict[str, object]] = [{"id": f"t{n}", "input_ids": [n % 500] * n} for n in too_large]
+    mixed: list[Any] = [*rows, *named]
     random.Random(5).shuffle(mixed)
     with (
         running_mover(scratch, tmp_path / "dst", tmp_path),

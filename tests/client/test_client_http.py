@@ -7,7 +7,7 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -101,7 +101,7 @@ def raw(said: bytes | Callable[[int], bytes | None] | None, *, after_s: float = 
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, *, read_timeout_s: float = 5.0, key: str = "") -> Any:
+async def connected(url: str, *, read_timeout_s: float = 5.0, key: str = "") -> AsyncIterator[ServerClient]:
     client = ServerClient(url, tls=shared_tls(), read_timeout_s=read_timeout_s, key=key)
     try:
         yield client
