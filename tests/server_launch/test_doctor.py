@@ -118,6 +118,10 @@ def _nonce(part: Written) -> None:
     part.nonce = "f" * 16
 
 
+def _boundaries(part: Written) -> None:
+    part.boundaries = (1, 4)
+
+
 def _stale(part: Written) -> None:
     part.states[:, 2] = np.random.default_rng(part.stop - part.start).standard_normal(part.states[:, 2].shape)
 
@@ -146,6 +150,7 @@ def _shift(part: Written) -> None:
         (_one_row, "constant slot: boundary 1 is the same at all 5 tokens of `short`"),
         (_infinite, "non-finite values: boundary 1, token 15 of `base`"),
         (_nonce, "marker of another launch: parts carry the nonce ffffffffffffffff"),
+        (_boundaries, "other content: parts hold boundaries [1, 4], float32, 32 channels, the markers promise bounda"),
         (_stale, "stale states: base and equal length"),
         (_swap_together, "passes disagree: the same prompts"),
         (_shift, "wrong rows: two prompts with one prefix"),
@@ -160,6 +165,20 @@ def test_a_fault_is_found_and_named_with_what_to_change(
     assert words in text
     lines = text.splitlines()
     assert all(line.startswith("    ") and len(line) > 8 for line in lines[2::2]), "a finding lacks its remedy"
+
+
+@pytest.mark.parametrize("writers", ["first", "all"])
+def test_ranks_that_differ_by_rounding_are_told_and_refused_only_where_bits_count(tmp_path: Path, writers: str) -> None:
+    def round_off(part: Written) -> None:
+        part.states[:, 1] *= np.float32(1.000001)
+
+    with canary_serving(tmp_path, writers=writers) as server:
+        server.spoil = _on(1, round_off)
+        if writers == "all":
+            assert "unequal ranks: rank 1 holds other states than rank 0" in diagnosis(server)
+            return
+        passed = examine(target(server))
+    assert "not examined: whether ranks hold the same bits: they do not, by rounding" in "\n".join(pass_lines(passed))
 
 
 def test_a_silent_hook_for_replayed_batches_says_so(tmp_path: Path) -> None:
@@ -250,6 +269,14 @@ def test_a_server_that_is_gone_or_refuses(tmp_path: Path) -> None:
         server.info_status = 503
         with pytest.raises(ServerLost, match="HTTP 503"):
             examine(target(server))
+
+
+def test_a_server_that_wants_a_key(tmp_path: Path) -> None:
+    with canary_serving(tmp_path) as server:
+        server.info_status = 401
+        with pytest.raises(PreflightError, match="wants another API key"):
+            examine(target(server))
+    assert server.requests == []
 
 
 def test_what_cannot_be_examined_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ class Written:
     states: npt.NDArray[np.float32]
     together: bool
     nonce: str = NONCE
+    boundaries: tuple[int, ...] = BOUNDARIES
     keep: bool = True
 
 
@@ -154,7 +155,7 @@ class CanaryServer:
                 part.stop,
                 n,
                 rank=rank,
-                boundaries=BOUNDARIES,
+                boundaries=part.boundaries,
                 hidden=HIDDEN,
                 writers="all" if every else self.writers,
                 expected_ranks=range(self.ranks) if every else [0],

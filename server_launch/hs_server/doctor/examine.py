@@ -21,7 +21,7 @@ from hs_server.doctor.observation import Expected, Finding
 from hs_server.doctor.presence import missing_findings
 from hs_server.doctor.room import Promise, record_bytes, room_limit
 from hs_server.doctor.session import CanarySession, Times, remove_leftovers
-from hs_server.doctor.values import value_findings
+from hs_server.doctor.values import rank_rounding, value_findings
 from hs_server.doctor.wire import Wire, WireError
 
 __all__ = ["Target", "examine", "pass_lines"]
@@ -103,6 +103,10 @@ def _settings(wire: Wire, target: Target, marker: Marker) -> tuple[int, list[str
     try:
         info = wire.server_info(timeout_s=target.times.answer_s)
     except WireError as error:
+        if str(error).startswith(("HTTP 401", "HTTP 403")):
+            raise PreflightError(
+                f"the server at {target.url} wants another API key ({error})\n  give it in HS_API_KEY"
+            ) from None
         if not str(error).startswith("HTTP 4"):
             raise ServerLost(f"no server answers at {target.url} ({error})\n  hs-server status") from None
         return longest, [f"SGLang's settings: {error}"]
@@ -152,6 +156,8 @@ def _canaries(
     expected = Expected(
         nonce=first.nonce,
         boundaries=tuple(first.boundaries),
+        dtype=first.dtype,
+        hidden_size=first.hidden_size,
         ranks=tuple(marker.rank for marker in markers),
         writers=first.writers,
         expected_ranks=tuple(first.expected_ranks),
@@ -179,6 +185,8 @@ def _canaries(
     if all(it.refused for it in session.seen):
         raise ServerLost(f"no server answers at {target.url} ({session.seen[0].refused})\n  hs-server status")
     _refuse(target.url, findings or value_findings(session.seen, expected))
+    if note := rank_rounding(session.seen, expected):
+        notes.append(note)
     proved = all(
         m.rank in after
         and after[m.rank].layers_proved - _of(before, m.rank, "layers_proved")

@@ -27,6 +27,8 @@ class Expected:
 
     nonce: str
     boundaries: tuple[int, ...]
+    dtype: str
+    hidden_size: int
     ranks: tuple[int, ...]
     writers: Writers
     expected_ranks: tuple[int, ...]

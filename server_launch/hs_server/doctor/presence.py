@@ -104,23 +104,27 @@ def _cached(seen: Iterable[Observation]) -> Iterator[Finding]:
 
 def _broken(seen: Iterable[Observation], expected: Expected) -> Iterator[Finding]:
     others: set[str] = set()
-    boundaries: set[tuple[int, ...]] = set()
+    promised = (list(expected.boundaries), expected.dtype, expected.hidden_size)
+    contents: list[tuple[list[int], str, int]] = []
     for it in seen:
         for rank, record in sorted(it.records.items()):
             for text in record.broken:
                 yield Finding(f"unreadable part of rank {rank}: {text}", "report it with the file")
             others |= {meta.nonce for meta in record.metas} - {expected.nonce}
-            boundaries |= {tuple(meta.boundaries) for meta in record.metas} - {expected.boundaries}
+            contents += [(meta.boundaries, meta.dtype, meta.hidden_size) for meta in record.metas]
     if others:
         yield Finding(
             f"marker of another launch: parts carry the nonce {listed(sorted(others))}, the markers {expected.nonce}",
             "two servers use one scratch and port, or a marker was copied: stop them, launch again",
         )
-    for found in sorted(boundaries):
-        yield Finding(
-            f"other boundaries: parts hold {listed(found)}, the markers promise {listed(expected.boundaries)}",
-            "launch again",
-        )
+    for found in (item for item in contents if item != promised):
+        text = f"other content: parts hold {_content(*found)}, the markers promise {_content(*promised)}"
+        yield Finding(text, "launch again")
+        return
+
+
+def _content(boundaries: list[int], dtype: str, hidden_size: int) -> str:
+    return f"boundaries {boundaries}, {dtype}, {hidden_size} channels"
 
 
 def _rows(seen: Iterable[Observation]) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """Are the states what they must be, whatever the model? Pure functions over observations whose rows are all there.
 
-Ranks compute the same sums, so their bits are compared. Between passes the batches differ, and with them the rounding
+Ranks compute the same sums, so their bits are compared; where they add up in another order, rounding is no finding
+unless `--writers all` makes the mover compare bits too. Between passes the batches differ, and with them the rounding
 and, in models with experts, now and then a route: there only what rounding cannot explain is a finding.
 """
 
@@ -16,7 +17,7 @@ from hs_server.doctor.canary import PREFIX_TOKENS
 from hs_server.doctor.observation import Expected, Finding, Observation, listed, slot_name
 from hs_server.doctor.records import RankRecord
 
-__all__ = ["value_findings"]
+__all__ = ["rank_rounding", "value_findings"]
 
 _LOOSE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 """How far the median row of two passes may differ, of its own size."""
@@ -24,10 +25,13 @@ _LOOSE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 _LOOSEST = {"float32": 0.05, "float16": 0.5, "bfloat16": 0.5}
 """How far any row may."""
 
+_ROUNDING = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.01}
+"""How far rows of two ranks may differ, of their own size."""
+
 
 def value_findings(seen: Sequence[Observation], expected: Expected) -> list[Finding]:
     """Values that are no states, ranks and passes that disagree, rows of the wrong tokens."""
-    return [*_values(seen, expected), *_ranks(seen), *_stale(seen), *_passes(seen), *_prefix(seen)]
+    return [*_values(seen, expected), *_ranks(seen, expected), *_stale(seen), *_passes(seen), *_prefix(seen)]
 
 
 def _first_rank(seen: Iterable[Observation]) -> Iterator[tuple[Observation, RankRecord]]:
@@ -93,8 +97,36 @@ def _values(seen: Iterable[Observation], expected: Expected) -> Iterator[Finding
     yield from worst.values()
 
 
-def _ranks(seen: Iterable[Observation]) -> Iterator[Finding]:
+def rank_rounding(seen: Iterable[Observation], expected: Expected) -> str:
+    """A note where ranks differ by no more than rounding; empty where they hold the same bits."""
+    if expected.writers == "all":
+        return ""  # the mover compares bits: any difference is a finding
+    most = max((far for _, _, _, _, far in _rank_differences(seen)), default=0.0)
+    return (
+        f"whether ranks hold the same bits: they do not, by rounding, up to {most:.1e} of a row's size" if most else ""
+    )
+
+
+def _ranks(seen: Iterable[Observation], expected: Expected) -> Iterator[Finding]:
     texts: dict[tuple[int, int], list[str]] = {}
+    for it, first, rank, differ, far in _rank_differences(seen):
+        if expected.writers != "all" and far <= _ROUNDING[it.records[first].dtype]:
+            continue
+        slots = np.flatnonzero(differ.any(axis=0)).tolist()
+        count = differ.any(axis=1).sum()
+        text = f"{it.prompt.name}: {count} tokens, slots {listed(slots)}, by {far:.2g} of their size"
+        texts.setdefault((first, rank), []).append(text)
+    for (first, rank), found in texts.items():
+        yield Finding(
+            f"unequal ranks: rank {rank} holds other states than rank {first}: {'; '.join(found)}",
+            "partial sums: launch with --enforce-disable-flashinfer-allreduce-fusion and --disable-custom-all-reduce",
+        )
+
+
+def _rank_differences(
+    seen: Iterable[Observation],
+) -> Iterator[tuple[Observation, int, int, npt.NDArray[np.bool_], float]]:
+    """Where a rank's bits are not the first one's: which rows and slots [m, k+1], and how far at most, of a row."""
     for it in seen:
         if not it.every_rank or len(it.records) < 2:
             continue
@@ -103,20 +135,10 @@ def _ranks(seen: Iterable[Observation]) -> Iterator[Finding]:
         for rank in others:
             b = it.records[rank]
             if a.bits is None or b.bits is None or a.bits.shape != b.bits.shape:
-                texts.setdefault((first, rank), []).append(f"{it.prompt.name}: other shapes")
-                continue
+                continue  # another dtype or width than the marker says, which is a finding of its own
             differ = (a.bits != b.bits).any(axis=2)
             if differ.any():
-                far = _far(a.values, b.values).max()
-                slots = np.flatnonzero(differ.any(axis=0)).tolist()
-                count = differ.any(axis=1).sum()
-                text = f"{it.prompt.name}: {count} tokens, slots {listed(slots)}, by {far:.2g} of their size"
-                texts.setdefault((first, rank), []).append(text)
-    for (first, rank), found in texts.items():
-        yield Finding(
-            f"unequal ranks: rank {rank} holds other states than rank {first}: {'; '.join(found)}",
-            "partial sums: launch with --enforce-disable-flashinfer-allreduce-fusion and --disable-custom-all-reduce",
-        )
+                yield it, first, rank, differ, float(_far(a.values, b.values).max())
 
 
 def _stale(seen: Sequence[Observation]) -> Iterator[Finding]:

@@ -98,6 +98,8 @@ class Wire:
             try:
                 found = self._send("GET", path, None, timeout_s=timeout_s)
             except WireError as caught:
+                if not str(caught).startswith("HTTP 404"):
+                    raise
                 error = caught
                 continue
             if isinstance(found, dict):
