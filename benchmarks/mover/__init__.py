@@ -1,0 +1,3 @@
+"""Case ``mover``: what moving costs, beside what people would use instead."""
+
+from __future__ import annotations

@@ -1,0 +1,96 @@
+"""Results of the case ``mover`` as a table and a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["START", "STARTS", "plot", "rates", "ratio", "table"]
+
+START = "start"
+STARTS = "hs-mover default"
+"""The arm whose start is measured."""
+
+_ZSTD = "zstd -1 -T2, mv"
+_SINGLE = "one fsync per file"
+Timings = Sequence[Mapping[str, Any]]
+
+
+def rates(arms: Mapping[str, Timings], name: str, what: str, per: str) -> list[float]:
+    """`what` per `per` in each round, such as ``raw_bytes`` per ``cpu_s``; the mover's without its start."""
+    ours = name.startswith("hs-mover")
+    starts = [float(one[per]) if ours else 0.0 for one in arms[START]]
+    return [
+        float(one[what]) / max(0.1 * one[per], one[per] - start) for one, start in zip(arms[name], starts, strict=True)
+    ]
+
+
+def ratio(arms: Mapping[str, Timings], ours: str, theirs: str, what: str, per: str) -> float:
+    """Median over the rounds of our rate divided by theirs in the same round."""
+    both = zip(rates(arms, ours, what, per), rates(arms, theirs, what, per), strict=True)
+    return statistics.median(one / other for one, other in both)
+
+
+def table(record: dict[str, Any]) -> str:
+    """Rates per CPU-second and per second, and the ratios of the same rounds."""
+    if not record["valid"]:
+        return f"INVALID: {(record['problems'] or ['incomplete'])[0]}\n"
+    given, machine = record["parameters"], record["machine"]
+    lines = [
+        f"{machine['cores']} cores of {machine['cpu']}, {given['disk']}; medians of {given['rounds']} rounds.",
+        "",
+        "| parts | way | GB per CPU-second | GB/s | files/s | stored |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, arms in record["timings"].items():
+        for name, rounds in arms.items():
+            if name == START:
+                continue
+            stored = rounds[0]["stored_bytes"] / rounds[0]["raw_bytes"]
+            per_cpu, per_s, files = (
+                statistics.median(rates(arms, name, what, per))
+                for what, per in (("raw_bytes", "cpu_s"), ("raw_bytes", "wall_s"), ("files", "wall_s"))
+            )
+            lines.append(f"| {size} | {name} | {per_cpu / 1e9:.3f} | {per_s / 1e9:.3f} | {files:,.0f} | {stored:.1%} |")
+    starts = [one for arms in record["timings"].values() for one in arms[START]]
+    cpu_s, wall_s = (statistics.median(one[what] for one in starts) for what in ("cpu_s", "wall_s"))
+    lines += ["", f"The start of hs-mover, taken out: {cpu_s:.2f} CPU-seconds, {wall_s:.2f} s."]
+    lines += [
+        "",
+        "| parts | default : zstd -1, per CPU-s | fast : zstd -1, per CPU-s | none : one fsync per file, files/s |",
+        "|---|---|---|---|",
+    ]
+    for size, arms in record["timings"].items():
+        pairs = [
+            ratio(arms, "hs-mover default", _ZSTD, "raw_bytes", "cpu_s"),
+            ratio(arms, "hs-mover fast", _ZSTD, "raw_bytes", "cpu_s"),
+            ratio(arms, "hs-mover none", _SINGLE, "files", "wall_s"),
+        ]
+        lines.append(f"| {size} | " + " | ".join(f"{value:.2f}" for value in pairs) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Bars: GB per CPU-second and per second, by size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = list(record["timings"])
+    names = [name for name in record["timings"][sizes[0]] if name != START]
+    figure, both = plt.subplots(1, 2, figsize=(12, 4.5))
+    for axes, per, title in zip(both, ("cpu_s", "wall_s"), ("GB per CPU-second", "GB per second"), strict=True):
+        for number, name in enumerate(names):
+            values = [statistics.median(rates(record["timings"][size], name, "raw_bytes", per)) / 1e9 for size in sizes]
+            places = [place + (number - len(names) / 2 + 0.5) * 0.8 / len(names) for place in range(len(sizes))]
+            axes.bar(places, values, 0.8 / len(names), label=name)
+        axes.set_xticks(range(len(sizes)), sizes)
+        axes.set_title(f"original {title}", fontsize=10)
+        axes.set_xlabel("size of the parts")
+    both[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
