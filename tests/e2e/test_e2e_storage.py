@@ -137,7 +137,7 @@ def test_a_full_destination_is_waited_for_until_space_is_freed(
         ballast = fill(destination)
         os.truncate(ballast, ballast.stat().st_size - (8 << 20))
         with running_mover(server.scratch, destination, tmp_path):
-            client = start_client(prompts, server, log, "--progress-interval", "2")
+            client = start_client(prompts, server, log, "--force", "--progress-interval", "2")
             time.sleep(20)
             assert client.poll() is None, log.read_text()
             ballast.unlink()
