@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["NAMES", "Case", "find_case"]
 
-NAMES = ("throughput", "equality", "stall", "client", "resume")
+NAMES = ("throughput", "equality", "stall", "client", "resume", "codec", "mover")
 
 
 class Case(Protocol):

@@ -1,0 +1,3 @@
+"""Size and speed of the codecs."""
+
+from __future__ import annotations
