@@ -6,8 +6,10 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -15,15 +17,18 @@ from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError
 from hs_formats.hashing import xxh3_hex
 from hs_formats.index import BrokenSample, DatasetIndex, IndexedSample
+from hs_formats.layout import part_layout
 from hs_formats.manifest import ManifestLine
-from hs_formats.part import inspect_part
-from hs_formats.stored import read_stored
+from hs_formats.part import PartMeta, inspect_part
+from hs_formats.stored import Original, open_stored
 from hs_formats.verified import VerifiedSet
 
 __all__ = ["DamagedSample", "HiddenStateDataset", "Sample"]
 
-_BITS = {"bfloat16": ("<i2", torch.int16), "float16": ("<i2", torch.int16), "float32": ("<i4", torch.int32)}
+_BITS = {"bfloat16": ("<u2", torch.int16), "float16": ("<u2", torch.int16), "float32": ("<u4", torch.int32)}
 """How to copy a dtype that numpy may lack: as integers of its size."""
+
+_Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +158,76 @@ class HiddenStateDataset(Dataset[Sample]):  # type: ignore[misc]  # torch has no
             start, stop = line.name.start, line.name.stop
             if stop <= first or start >= end:
                 continue
-            of_part = slice(max(first, start) - start, min(end, stop) - start)
-            of_sample = slice(max(first, start) - first, min(end, stop) - first)
-            part_ids, part_states = self._load_part(line, bits)
-            ids.numpy()[of_sample] = part_ids[of_part]
-            rows_of_part = part_states[of_part]
-            states.numpy()[of_sample] = rows_of_part if slots is None else rows_of_part[:, picked]
+            wanted = max(first, start) - start, min(end, stop) - start
+            target = slice(max(first, start) - first, min(end, stop) - first)
+            own = None if slots is None and wanted == (0, stop - start) else picked
+            self._load_part(line, wanted, own, ids.numpy()[target], states.numpy()[target].view(bits))
         if (first, end) == (0, sample.n) and xxh3_hex([ids.numpy().tobytes()]) != sample.ids_xxh3:
             raise FormatError(f"the stored ids are not the ones that {sample.rid} was sent")
         mask = torch.frombuffer(sample.mask(), dtype=torch.uint8)[first:end].to(torch.int64)
         return Sample(sample.sample_id, ids, mask, states.view(getattr(torch, self.info.dtype)))
 
-    def _load_part(self, line: ManifestLine, bits: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int64 [m] and states as integers [m, k+1, H]; views of the decoded file."""
+    def _load_part(
+        self, line: ManifestLine, rows: tuple[int, int], slots: list[int] | None, ids_out: _Array, states_out: _Array
+    ) -> None:
+        """Rows [start, stop) of a part; `slots` None for all of the part, which then may be decoded as a whole."""
         path = self.paths.stored_file(line.path)
-        data = read_stored(path)
-        if xxh3_hex([data]) != line.xxh3:
-            raise FormatError(f"{path} is damaged: its content does not have the manifest's checksum")
+        start, stop = rows
+        with open_stored(path) as original:
+            # What a stored file states of its original holds for each piece of it; else only the whole can be checked.
+            if slots is not None and original.xxh3 == line.xxh3:
+                info = inspect_part(_RawOriginal(original), line.name)  # type: ignore[arg-type]
+                floats = part_layout(info, original.size).floats
+                if floats:
+                    self._check_meta(path, info.meta)
+                    original.read_into(info.input_ids.offset + 8 * start, ids_out.data.cast("B"))
+                    for at, slot in enumerate(slots):
+                        original.read_slot(floats[0], slot, start, states_out[:, at])
+                    return
+            data = bytearray(original.size)
+            original.read_all(data)
+            if (original.xxh3 or xxh3_hex([data])) != line.xxh3:
+                raise FormatError(f"{path} is damaged: its content does not have the manifest's checksum")
         info = inspect_part(io.BytesIO(data), line.name)
-        meta, wanted = info.meta, self.info
+        self._check_meta(path, info.meta)
+        spec = info.hidden_states.spec
+        words = np.frombuffer(data, states_out.dtype, spec.count, info.hidden_states.offset).reshape(spec.shape)
+        ids_out[:] = np.frombuffer(data, "<i8", info.input_ids.spec.count, info.input_ids.offset)[start:stop]
+        states_out[:] = words[start:stop] if slots is None else words[start:stop, slots]
+
+    def _check_meta(self, path: Path, meta: PartMeta) -> None:
+        wanted = self.info
         if (meta.boundaries, meta.hidden_size, meta.dtype) != (wanted.boundaries, wanted.hidden_size, wanted.dtype):
             raise FormatError(
                 f"{path} does not fit the dataset: boundaries {meta.boundaries}, H {meta.hidden_size}, {meta.dtype}"
             )
-        ids, states = info.input_ids, info.hidden_states
-        return (
-            np.frombuffer(data, "<i8", ids.spec.count, ids.offset),
-            np.frombuffer(data, bits, states.spec.count, states.offset).reshape(states.spec.shape),
-        )
+
+
+class _RawOriginal(io.RawIOBase):
+    """The original of a stored file as a file, for the few kilobytes that say where its tensors lie.
+
+    Unbuffered: reading on would decode what nobody asked for.
+    """
+
+    def __init__(self, original: Original) -> None:
+        self._original = original
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._original.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._original.size - self._at))
+        if count:
+            self._original.read_into(self._at, view[:count])
+            self._at += count
+        return count

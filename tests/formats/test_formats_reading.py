@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from hs_formats.collate import Eagle3Collator
 from hs_formats.reader import DamagedSample, HiddenStateDataset, Sample
 from hs_formats.streaming import SampleStream
-from part_factory import random_record, write_dataset
+from part_factory import dataset_info, random_record, write_dataset
 
 RECORDS = [random_record(row, 2 + 3 * row, cuts=range(2, 2 + 3 * row, 4), mask=((1, 2),)) for row in range(8)]
 
@@ -36,10 +37,18 @@ def _equal(one: Sample, other: Sample) -> bool:
 # -- parts of samples
 
 
-@settings(max_examples=60)
+@pytest.fixture(scope="module", params=["default", "fast", "zstd", "none"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HiddenStateDataset:
+    """The same samples, as each codec stores them."""
+    root = tmp_path_factory.mktemp("set")
+    write_dataset(root, RECORDS, codec=request.param)
+    return HiddenStateDataset(root)
+
+
+@settings(max_examples=40)
 @given(st.data())
-def test_rows_and_slots_are_those_of_the_whole(folder: Path, data: Any) -> None:
-    dataset = HiddenStateDataset(folder)
+def test_rows_and_slots_are_those_of_the_whole(stored: HiddenStateDataset, data: Any) -> None:
+    dataset = stored
     index = data.draw(st.integers(0, 7))
     whole = dataset[index]
     n = len(whole.input_ids)
@@ -51,6 +60,22 @@ def test_rows_and_slots_are_those_of_the_whole(folder: Path, data: Any) -> None:
     assert torch.equal(part.loss_mask, whole.loss_mask[start:stop])
     expected = whole.hidden_states[start:stop]
     assert torch.equal(part.hidden_states, expected if slots is None else expected[:, slots])
+
+
+def test_one_slot_is_read_without_the_others(tmp_path: Path) -> None:
+    """Damage in the planes of slot 0 is met by those who read it, and by nobody else."""
+    states = torch.randn(600, 3, 64, generator=torch.Generator().manual_seed(1))
+    record = replace(random_record(0, 600), states=states)
+    paths = write_dataset(tmp_path, [record], info=dataset_info(hidden_size=64))
+    (file,) = paths.data.rglob("hs-*")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 8] ^= 1
+    file.write_bytes(data)
+    dataset = HiddenStateDataset(tmp_path)
+    assert torch.equal(dataset.read(0, slots=[-1]).hidden_states[:, 0], states[:, -1])
+    for slots in ([0], [2, 0], None):
+        with pytest.raises(DamagedSample, match=file.name):
+            dataset.read(0, slots=slots)
 
 
 def test_only_the_files_of_the_rows_are_read(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hs_formats.jsonl import crc_fits
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
-from hs_formats.stored import codec_of
+from hs_formats.stored import CODECS, codec_of
 
 __all__ = ["BookFile", "Books", "StoredFile", "read_books", "stored_part_name"]
 
@@ -234,11 +234,9 @@ def _of_manifests(books: Books) -> Iterator[Finding]:
                 if line.path:
                     books.paths.stored_file(line.path)
                 if line.status == "stored":
-                    codec = codec_of(line.path).name
-                    if (line.path, line.codec) != (
-                        books.paths.stored_name(line.name, codec_of(line.path).suffix),
-                        codec,
-                    ):
+                    suffix = codec_of(line.path).suffix
+                    right = CODECS[line.codec].suffix if line.codec in CODECS else None
+                    if line.path != books.paths.stored_name(line.name, suffix) or suffix != right:
                         raise FormatError(f"its path is {line.path!r} and its codec {line.codec!r}")
             except FormatError as error:
                 yield Finding("wrong manifest line", f"{line.part} in manifest/{book.path.name}", str(error))

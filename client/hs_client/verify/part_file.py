@@ -15,7 +15,7 @@ from hs_formats.hashing import xxh3_hex
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_formats.part import PartMeta, inspect_part
-from hs_formats.stored import codec_of, read_stored
+from hs_formats.stored import read_stored, stored_codec
 from hs_formats.stored_zip import read_directory
 
 __all__ = ["PartFile", "read_part"]
@@ -34,6 +34,7 @@ class PartFile:
     """
 
     path: str
+    codec: str
     stored_bytes: int
     xxh3: str
     rows_xxh3: str
@@ -56,7 +57,7 @@ class PartFile:
             path=self.path,
             raw_bytes=len(self.data),
             stored_bytes=self.stored_bytes,
-            codec=codec_of(self.path).name,
+            codec=self.codec,
             xxh3=self.xxh3,
             rows_xxh3=self.rows_xxh3,
             ids_xxh3=self.ids_xxh3,
@@ -117,6 +118,7 @@ def read_part(paths: DatasetPaths, path: str, name: PartName) -> PartFile:
     bits = np.frombuffer(data, UNSIGNED[info.meta.dtype], states.spec.count, states.offset)
     return PartFile(
         path=path,
+        codec=stored_codec(file),
         stored_bytes=file.stat().st_size,
         xxh3=xxh3_hex([data]),
         rows_xxh3=xxh3_hex([memoryview(data)[states.offset : states.offset + states.spec.nbytes]]),
