@@ -27,7 +27,7 @@ from hs_formats.names import PartName, Rid
 from hs_formats.tiling import cover
 from routing import routing_margins
 
-__all__ = ["Parts", "run_mix", "send_one_by_one"]
+__all__ = ["LONG_TOKENS", "Parts", "run_mix", "send_one_by_one"]
 
 RUN = "0e2e0de1"
 TOLERANCE = 1e-5
@@ -56,7 +56,9 @@ class Request:
         return self.status == 200 and self.finish != "abort"
 
 
-def run_mix(server: Server, reference: Reference, *, chunk_tokens: int, seed: int) -> str:
+def run_mix(
+    server: Server, reference: Reference, *, chunk_tokens: int, seed: int, long_tokens: int = LONG_TOKENS
+) -> str:
     """Send a mix, compare all that lies in scratch, remove it; returns what was found, in words.
 
     Args:
@@ -64,13 +66,14 @@ def run_mix(server: Server, reference: Reference, *, chunk_tokens: int, seed: in
         reference: of its model and boundaries.
         chunk_tokens: the server's chunk size.
         seed: of lengths, ids, order and pauses.
+        long_tokens: length of the prompts that are to be aborted; many chunks.
 
     Raises:
         AssertionError: a record is missing, too much, not whole or not equal; a tie in the routing is no excuse for
             rows before it.
     """
     assert server.parts() == []
-    requests = _mix(chunk_tokens, seed)
+    requests = _mix(chunk_tokens, seed, long_tokens)
     try:
         _send(server, requests, seed)
         said = _compare(requests, _records(server.scratch), reference, chunk_tokens=chunk_tokens)
@@ -106,7 +109,7 @@ def send_one_by_one(server: Server, lengths: list[int], *, seed: int) -> dict[st
     return found
 
 
-def _mix(chunk_tokens: int, seed: int) -> list[Request]:
+def _mix(chunk_tokens: int, seed: int, long_tokens: int) -> list[Request]:
     draw = random.Random(seed)
     prefix = [draw.randrange(3, 500) for _ in range(LONGEST)]
     lengths = [1, 2, chunk_tokens - 1, chunk_tokens, chunk_tokens + 1, 3 * chunk_tokens, LONGEST]
@@ -122,7 +125,7 @@ def _mix(chunk_tokens: int, seed: int) -> list[Request]:
             sampling = {"max_new_tokens": 1, "regex": "(unclosed"}
         requests.append(Request(_rid(row), ids, sampling))
     for row in range(REQUESTS, REQUESTS + 6):
-        ids = [draw.randrange(3, 500) for _ in range(LONG_TOKENS)]
+        ids = [draw.randrange(3, 500) for _ in range(long_tokens)]
         requests.append(Request(_rid(row), ids, {"max_new_tokens": 1}, abort=True, mid_prefill=row % 2 == 0))
     draw.shuffle(requests)
     return requests
