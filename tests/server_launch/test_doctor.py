@@ -30,7 +30,7 @@ from hs_server.doctor.session import Times
 from hs_server.doctor.wire import Wire
 from parts import drop_part
 
-TIMES = Times(answer_s=5.0, parts_s=0.1, room_s=0.0)
+TIMES = Times(answer_s=5.0, parts_s=0.05, room_s=0.0)
 
 
 def target(server: CanaryServer, **changes: Any) -> Target:

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker, now_s
-from hs_formats.durable import replace_file
 from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
 from hs_formats.names import canary_of_every_rank
@@ -163,7 +162,9 @@ class CanaryServer:
                 ids=part.ids,
                 nonce=part.nonce,
             )
-            replace_file(self.scratch / name, data)
+            temporary = self.scratch / f".{name}.{NONCE}.tmp"
+            temporary.write_bytes(data)
+            temporary.rename(self.scratch / name)
             self._rows[rank] = self._rows.get(rank, 0) + part.stop - part.start
 
     def _publish(self) -> None:
@@ -191,7 +192,7 @@ class CanaryServer:
         """Listen, and leave the markers; returns what stops it."""
         control = ControlFolder(self.scratch)
         control.create()
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server = _Http(("127.0.0.1", 0), _handler(self))
         self.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
@@ -232,6 +233,10 @@ def causal_states(ids: Sequence[int]) -> npt.NDArray[np.float32]:
         np.random.default_rng([*ids[: t + 1]]).standard_normal((len(BOUNDARIES) + 1, HIDDEN)) for t in range(len(ids))
     ]
     return np.asarray(rows, dtype=np.float32)
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = False  # closing it waits for requests under way
 
 
 def _handler(owner: CanaryServer) -> type[BaseHTTPRequestHandler]:
