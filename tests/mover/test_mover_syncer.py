@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hs_mover import syncer as module
+from hs_formats.durable import fsync_folder
 from hs_mover.meter import Load, Meter, Totals
 from hs_mover.syncer import Syncer
 from hs_mover.task import Identity, Outcome
@@ -140,14 +140,12 @@ def test_a_folder_that_cannot_be_synced_fails_all_that_is_in_it(
     tmp_path: Path, running: Syncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad").mkdir()
-    plain = module.fsync_folder
-
     def failing(folder: Path) -> None:
         if folder.name == "bad":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        plain(folder)
+        fsync_folder(folder)
 
-    monkeypatch.setattr(module, "fsync_folder", failing)
+    monkeypatch.setattr("hs_mover.syncer.fsync_folder", failing)
     answers = Answers()
     for name, item in (
         ("one", outcome(tmp_path / "bad", "one")),
