@@ -120,8 +120,10 @@ class Backend:
         return client
 
     def watch_over(self, scope: anyio.CancelScope) -> None:
-        """Cancel this request's scope when the server is dropped."""
+        """Cancel this request's scope when the server is dropped, or at once where it was."""
         self._scopes.add(scope)
+        if self.dropped:
+            scope.cancel()
 
     def drop(self) -> None:
         """Send nothing more there, and wait for no answer."""

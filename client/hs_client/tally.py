@@ -18,6 +18,7 @@ SHOWN_PROBLEMS = 20
 _LATENCIES = 2000
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9.,]*|\S+/\S+")
 _MAX_REASON = 100
+_MAX_KINDS = 100
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class Tally:
         self._show(f"{where}: rejected: {reason}")
 
     def _note(self, fate: str, kind: str, where: str, reason: str) -> None:
+        if len(self.reasons) >= _MAX_KINDS and (fate, kind) not in self.reasons:
+            kind = "other"
         known = self.reasons.get((fate, kind))
         if known is None:
             self.reasons[fate, kind] = Reason(fate, kind, 1, where, reason)

@@ -82,3 +82,17 @@ def test_a_web_page_is_named_and_not_quoted(mover: MoverProcess, tmp_path: Path)
     assert ended.code == 1, ended.text
     assert "the server refuses it: HTTP 404: a web page, so this is no SGLang server" in ended.text
     assert "<h1>" not in ended.text
+
+
+def test_the_successor_of_httpx_does_the_same(mover: MoverProcess, tmp_path: Path) -> None:
+    pytest.importorskip("httpx2")
+    rows = rows_of(30)
+    flaky = Act(vanish=True)
+    busy = Act(status=503, body={"object": "error", "message": "The request queue is full."})
+    with serving(mover.scratch, act=lambda i, rid, t: {3: flaky, 9: busy}.get(i, Act())) as server:
+        file = prompts(tmp_path / "p.jsonl", rows)
+        ended = client(server, file, "--concurrency", "4", environment={"HS_HTTP": "httpx2"})
+        assert ended.code == 0, ended.text
+        wrong = client(server, file, environment={"HS_HTTP": "curl"})
+        assert (wrong.code, "HS_HTTP=curl: give httpx or httpx2" in wrong.text) == (2, True), wrong.text
+    check_records(mover.dst / "p", ids_of(rows))

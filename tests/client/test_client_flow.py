@@ -263,6 +263,14 @@ def test_the_table_counts_what_ended_alike() -> None:
     assert list(told)[:2] == ["run", "exit_code"]
 
 
+def test_the_table_of_reasons_stays_short() -> None:
+    tally = Tally(total=1000)
+    for row in range(1000):
+        tally.reject(f"p.jsonl:{row}", "odd" + "".join(chr(97 + int(digit)) for digit in str(row)))
+    assert len(tally.reasons) == 101
+    assert sum(reason.count for reason in tally.reasons.values()) == 1000
+
+
 def test_servers_bring_their_scratch() -> None:
 
     common = Path("/dev/shm/common")
