@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 import zstandard
 
 from golden_files import CLIENT, GOLDEN, IDS, LEDGER, MANIFEST, MARKER, MOVER, NAME, STATES
+from hs_formats.index import DatasetIndex
+from hs_formats.verified import VerifiedSet
+from part_factory import random_record, write_dataset
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -100,6 +105,30 @@ def test_every_key_is_in_the_prose(page: str, objects: list[dict[str, Any]]) -> 
     named = set(re.findall(r"`([a-z_0-9]+)`", (DOCS / "formats" / page).read_text()))
     assert objects
     assert {key for item in objects for key in item} <= named
+
+
+def test_the_marks_as_the_prose_has_them(tmp_path: Path) -> None:
+    paths = write_dataset(tmp_path, [random_record(row, 5, cuts=(2,), mask=((0, 1), (3, 5))) for row in range(3)])
+    samples = DatasetIndex.load(paths).samples
+    VerifiedSet.of([samples["s0"], samples["s2"]], verified_at="2026-01-02T03:04:05Z", checks=["a"]).write(paths)
+    marks = json.loads((tmp_path / "verified.json").read_text())
+    assert set(marks) <= set(re.findall(r"`([a-z_0-9]+)`", (DOCS / "formats" / "dataset.md").read_text()))
+    raw = base64.b64decode(marks["samples"])
+    assert (marks["count"], marks["xxh3"]) == (2, xxhash.xxh3_128_hexdigest(raw))
+    expected = []
+    for sample in (samples["s0"], samples["s2"]):
+        mask = [[0, 1], [3, 5]]
+        parts = [[line.part, line.xxh3] for line in sample.parts]
+        known = [sample.sample_id, str(sample.rid), 5, sample.ids_xxh3, mask, parts]
+        expected.append(xxhash.xxh3_64_intdigest(json.dumps(known, separators=(",", ":"), ensure_ascii=False).encode()))
+    assert list(struct.unpack("<2Q", raw)) == sorted(expected)
+
+
+def test_the_checksum_of_a_line_as_the_prose_has_it() -> None:
+    for line in (GOLDEN / "ledger.jsonl").read_bytes().split(b"\n")[:-1]:
+        body, _, rest = line.rpartition(b',"crc":')
+        assert json.loads(line)["crc"] == f"{zlib.crc32(body):08x}"
+        assert len(rest) == 11
 
 
 def test_golden_values_are_those_of_the_text_files() -> None:
