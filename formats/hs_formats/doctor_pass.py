@@ -16,7 +16,15 @@ from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord, read_record
 from hs_formats.part import parse_struct
 
-__all__ = ["DoctorPass", "doctor_lock_path", "doctor_pass_path", "has_passed", "read_pass", "write_pass"]
+__all__ = [
+    "DoctorPass",
+    "doctor_lock_path",
+    "doctor_pass_path",
+    "forget_dead_passes",
+    "has_passed",
+    "read_pass",
+    "write_pass",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,19 @@ def read_pass(control: ControlFolder, port: int) -> DoctorPass | None:
         return None if record is None else parse_struct(DoctorPass, record)
     except (OSError, FormatError):
         return None
+
+
+def forget_dead_passes(control: ControlFolder) -> int:
+    """Remove the passes of launches without a living scheduler process; returns how many."""
+    live = {(marker.port, marker.nonce) for marker in control.live_markers()}
+    removed = 0
+    for path in control.root.glob("doctor-*.json"):
+        port = path.stem.removeprefix("doctor-")
+        passed = read_pass(control, int(port)) if port.isdigit() else None
+        if passed is None or (passed.port, passed.nonce) not in live:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
 
 
 def has_passed(control: ControlFolder, *, port: int, nonce: str) -> bool:

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from hs_formats.control import ControlFolder
+from hs_formats.doctor_pass import forget_dead_passes
 from hs_formats.errors import FormatError, PreflightError
 
 __all__ = ["file_system_type", "prepare_dump_dir"]
@@ -30,6 +31,7 @@ def prepare_dump_dir(folder: Path) -> None:
         ControlFolder(folder).create()
         # Each dead scheduler process would keep half a megabyte of scratch for ever.
         ControlFolder(folder).remove_dead_servers()
+        forget_dead_passes(ControlFolder(folder))
         _check(folder, folder.lstat())
         probe = ControlFolder(folder).root / f".probe-{os.getpid()}"
         probe.touch(mode=0o600)

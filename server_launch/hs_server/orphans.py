@@ -30,10 +30,11 @@ class Orphans:
     @property
     def group(self) -> ServerGroup:
         """The processes of the launch, to be stopped."""
-        sessions = [info.session for pid in self.pids if (info := process_info(pid)) is not None]
-        leader = max(set(sessions), key=sessions.count, default=0)
-        info = process_info(leader) if leader in self.pids else None
-        return ServerGroup(pid=leader, start_ticks=info.start_ticks if info else 0, launch_id=self.launch_id)
+        found = [info for pid in self.pids if (info := process_info(pid)) is not None]
+        # The main process leads its session and started first; where it is gone, its oldest child tells its session.
+        first = min(found, key=lambda info: (info.start_ticks, info.pid), default=None)
+        session, ticks = (first.session, first.start_ticks) if first is not None else (0, 0)
+        return ServerGroup(pid=session, start_ticks=ticks, launch_id=self.launch_id)
 
 
 def launch_variables(*, port: int, state: Path) -> dict[str, str]:

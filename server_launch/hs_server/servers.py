@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hs_formats.control import ControlFolder
+from hs_formats.doctor_pass import has_passed
 from hs_formats.errors import PreflightError, ServerLost, UsageError
 from hs_server.orphans import find_orphans
 from hs_server.readiness import armed_state, http_status
@@ -140,6 +142,8 @@ def _print_status(record: LaunchRecord) -> bool:
             )
         else:
             lines.append(f"  capture   {'NOT armed' if record.ready else 'not armed yet'}")
+        passed = has_passed(ControlFolder(Path(record.dump_dir)), port=record.port, nonce=record.nonce)
+        lines.append(f"  doctor    {'passed' if passed else 'no pass on record'}")
         lines.append(f"  scratch   {record.dump_dir}")
     lines.append(f"  log       {record.log}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 from canary_server import NONCE, CanaryServer, Written, canary_serving
 from hs_formats.control import ClientState, ControlFolder, now_s, used_bytes
-from hs_formats.doctor_pass import doctor_lock_path, has_passed, read_pass
+from hs_formats.doctor_pass import doctor_lock_path, forget_dead_passes, has_passed, read_pass
 from hs_formats.errors import HsError, PreflightError, ServerLost, StorageError, UsageError
 from hs_formats.names import CANARY_RUN, Rid
 from hs_server.doctor import room
@@ -74,6 +74,17 @@ def test_two_examinations_send_nothing_alike(tmp_path: Path) -> None:
         diagnosis(server)  # the pass of before does not stand
     prompts = [tuple(ids) for _, ids in server.requests if len(ids) > 1]
     assert len(set(prompts)) == len(prompts) // 2 == 15
+
+
+def test_passes_of_dead_servers_are_forgotten(tmp_path: Path) -> None:
+    control = ControlFolder(tmp_path)
+    with canary_serving(tmp_path) as server:
+        examine(target(server))
+        assert forget_dead_passes(control) == 0
+        assert has_passed(control, port=server.port, nonce=NONCE)
+    (tmp_path / ".hs" / "doctor-x.json").touch()
+    assert forget_dead_passes(control) == 2
+    assert list((tmp_path / ".hs").glob("doctor-*")) == []
 
 
 def _drop(part: Written) -> None:

@@ -86,6 +86,7 @@ def test_detached_launch_status_and_stop(lab: Lab) -> None:
     assert done.stdout.splitlines()[-1] == f"ready http://127.0.0.1:{lab.port}"
     assert "armed on 2 of 2 ranks" in done.stdout
     assert "256 bytes per token" in done.stdout
+    assert "doctor    NOT RUN (--skip-doctor)" in done.stdout
     assert str(lab.scratch) in done.stdout
     assert stat.S_IMODE(lab.scratch.stat().st_mode) == 0o700
 
@@ -93,6 +94,7 @@ def test_detached_launch_status_and_stop(lab: Lab) -> None:
     assert told.returncode == 0
     assert "ready" in told.stdout
     assert "armed on 2 of 2 ranks: boundaries 1,3" in told.stdout
+    assert "doctor    no pass on record" in told.stdout
 
     again = server.run(*lab.launch_arguments("--detach"))
     assert again.returncode == 3
@@ -257,6 +259,16 @@ def test_failed_launches_leave_nothing_behind(
     assert done.returncode == code, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+    assert lab.survivors() == []
+    assert lab.record() is None
+
+
+def test_a_server_that_the_doctor_cannot_examine_is_stopped(lab: Lab) -> None:
+    arguments = [argument for argument in lab.launch_arguments() if argument != "--skip-doctor"]
+    done = lab.server().run(*arguments)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "no server answers at" in done.stderr
+    assert "ready" not in done.stdout
     assert lab.survivors() == []
     assert lab.record() is None
 
