@@ -37,10 +37,15 @@ class DigestTable:
 
     def setdefault(self, key: bytes, value: int) -> int:
         """The number of `key`, which becomes `value` where it has none."""
-        found = self.get(key)
-        if found is None:
-            self[key] = found = value
-        return found
+        high, low = _TWO.unpack(key)
+        if not high and not low:
+            self._zero = value if self._zero is None else self._zero
+            return self._zero
+        at = self._slot(high, low)
+        if self._low[at] or self._high[at]:
+            return self._values[at]
+        self._put(at, high, low, value)
+        return value
 
     def __setitem__(self, key: bytes, value: int) -> None:
         high, low = _TWO.unpack(key)

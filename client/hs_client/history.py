@@ -53,10 +53,8 @@ class History:
         return {run_of_rid(intent.rid) for intents in self.open.values() for intent in intents}
 
     def changed(self, key: bytes, content: int) -> bool:
-        """The row that was done or rejected under this id was another one; `content` 0: nobody can say."""
-        known = self.done.get(key)
-        if known is None:
-            known = self.content.get(key, 0)
+        """The row that was rejected under this id was another one; `content` 0: nobody can say."""
+        known = self.content.get(key, 0)
         return bool(content and known) and known != content
 
     def drop_changed(self, key: bytes, content: int) -> None:

@@ -222,10 +222,11 @@ class Plan:
             return Fate.REJECTED if facts.named else Fate.IDENTICAL
         if not self.in_shard(key):
             return Fate.ELSEWHERE
-        changed = self.history.changed(key, facts.content)
-        if key in self.history.done:
-            return Fate.REJECTED if changed else Fate.DONE
-        if key in self.history.rejected and not changed and not self._fits_now(key):
+        history = self.history
+        done = history.done.get(key)
+        if done is not None:
+            return Fate.REJECTED if done and facts.content and done != facts.content else Fate.DONE
+        if key in history.rejected and not history.changed(key, facts.content) and not self._fits_now(key):
             return Fate.REJECTED
         return Fate.SEND
 
