@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import secrets
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,8 @@ from benchmarks.results import ResultFile
 from benchmarks.serving import Server, Target, add_target_arguments, target_of
 from benchmarks.stall.report import plot, table
 from benchmarks.stall.watch import Watch, growth
-from hs_formats.errors import HsError, PreflightError
+from benchmarks.tmpfs import mounted_tmpfs
+from hs_formats.errors import HsError
 from hs_formats.tiling import cover
 
 __all__ = ["QUESTION", "add_arguments", "plot", "run", "table"]
@@ -45,29 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests in flight")
 
 
-@contextlib.contextmanager
-def _tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of `size` on `folder`.
-
-    Raises:
-        PreflightError: it cannot be mounted.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = f"size={size},mode=0700,uid={os.geteuid()}"
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise PreflightError(f"a tmpfs of {size} cannot be mounted on {folder}: {done.stderr.strip()}; run it as root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
-        for made in (folder, folder.parent):
-            with contextlib.suppress(OSError):
-                made.rmdir()
-
-
 def run(options: argparse.Namespace) -> Path:
     """See `benchmarks.cases.Case`."""
     target = target_of(options)
@@ -87,7 +62,7 @@ def run(options: argparse.Namespace) -> Path:
     }
     body: dict[str, Any] = {"label": target.label, "parameters": parameters}
     problems: list[str] = []
-    with _tmpfs(target.scratch / "stall", size) as scratch:
+    with mounted_tmpfs(target.scratch / "stall", size) as scratch:
         server = Server(target, name="stall", plugin="capture", scratch=scratch)
         with server:
             lengths = (int(low), int(high or low))

@@ -23,7 +23,8 @@ _WORK: Mapping[str, float] = MappingProxyType({"default": 1.0, "fast": 0.75, "no
 """Time of reading, checking and encoding, relative to ``default``."""
 
 _BUSY = 0.85
-_DISK_SYNCING = 0.7
+_ENCODING = 0.6
+_DISK_SYNCING = 0.6
 _DISK_WRITING = 0.5
 _DOWN_AFTER = 3
 _UP_AFTER = 5
@@ -64,7 +65,7 @@ class Ladder:
             pressed: parts pile up in scratch.
         """
         disk = load.syncing >= _DISK_SYNCING or load.writing >= _DISK_WRITING
-        encoders = not disk and load.encoding >= _BUSY
+        encoders = not disk and load.encoding >= _ENCODING and load.encoding + load.writing >= _BUSY
         self._since_up += 1
         self._disk = self._disk + 1 if disk else 0
         self._encoders = self._encoders + 1 if encoders and pressed else 0
