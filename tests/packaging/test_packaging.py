@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hs_client", "hs_formats", "hs_mover", "hs_server")
 SCRIPTS = ("hs-client", "hs-mover", "hs-server")
 # What SGLang's own environment brings. Nothing else may be needed beyond the base dependencies.
-NEED_TORCH = ("hs_formats.reader", "hs_server.capture.")
+NEED_TORCH = ("hs_client.export.", "hs_formats.reader", "hs_server.capture.")
 LEFT_OUT = ("hs_server.cpu_profile.on_pythonpath",)  # acts when imported, by design
 
 CONSUMER = """\
@@ -201,12 +201,21 @@ def test_user_errors_of_a_bare_environment_have_a_remedy(built: Built, tmp_path:
     assert (sent.returncode, sent.stderr.startswith("error: no server answers at http://127.0.0.1:9")) == (4, True)
 
 
-def test_only_the_reader_and_the_capture_import_torch(built: Built, tmp_path: Path) -> None:
+def test_an_export_of_a_bare_environment_names_what_to_install(built: Built, tmp_path: Path) -> None:
+    done = built.run("hs-client", "export", str(tmp_path), "--format", "pt", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: --format pt needs the package torch: pip install 'hs-extract[export]'\n",
+    )
+
+
+def test_only_the_reader_the_exports_and_the_capture_import_torch(built: Built, tmp_path: Path) -> None:
     done = built.run("python", "-c", IMPORT_ALL, ",".join(PACKAGES), ",".join(LEFT_OUT), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     failed: dict[str, str] = json.loads(done.stdout)
     assert "hs_formats.reader" in failed
-    assert set(failed.values()) == {"torch"}
+    assert {package for name, package in failed.items() if not name.startswith("hs_client.export.")} == {"torch"}
+    assert set(failed.values()) == {"pyarrow", "safetensors", "torch"}
     assert [name for name in failed if not name.startswith(NEED_TORCH)] == []
 
 
