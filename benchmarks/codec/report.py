@@ -14,7 +14,7 @@ _REFERENCE = "zstd -1"
 
 def mean_ratio(candidate: dict[str, Any]) -> float:
     """Over the real samples."""
-    return statistics.mean(ratio for stem, ratio in candidate["ratios"].items() if stem != "drawn")
+    return float(statistics.mean(ratio for stem, ratio in candidate["ratios"].items() if stem != "drawn"))
 
 
 def _speed(record: dict[str, Any], seconds: Sequence[float]) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
 
 from hs_formats.durable import fsync_folder, write_all
 from hs_formats.errors import FormatError, HsError, StorageError, UsageError
@@ -20,6 +21,8 @@ from hs_formats.stored import CODECS
 from hs_formats.zstd import FRAME_MAGIC, decompress_blocks
 
 __all__ = ["pack_file", "unpack_file"]
+
+T = TypeVar("T")
 
 _PROGRESS_FROM_BYTES = 256 << 20
 
@@ -123,10 +126,10 @@ def _check_target(target: Path, source: os.stat_result, *, force: bool) -> None:
 
 def _blocks(source: Path, fd: int, layout: Layout) -> Iterator[bytes]:
     for start, count, _ in layout.pieces():
-        yield _reading(source, lambda start=start, count=count: pread(fd, start, count))
+        yield _reading(source, functools.partial(pread, fd, start, count))
 
 
-def _reading(source: Path, read: Any) -> Any:
+def _reading(source: Path, read: Callable[[], T]) -> T:
     """What `read` returns; whatever keeps it from reading is told with the file."""
     try:
         return read()

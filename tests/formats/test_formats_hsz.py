@@ -7,7 +7,7 @@ import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -477,7 +477,7 @@ def test_reading_outside() -> None:
     opened = HszFile.of_bytes(stored)
     (segment,) = opened.floats
     words = np.empty((2, 20), "<u2")
-    for call in (
+    calls: list[Callable[[], None]] = [
         lambda: opened.read_into(-1, bytearray(1)),
         lambda: opened.read_into(len(data), bytearray(1)),
         lambda: opened.read_slot(segment, 2, 0, words),
@@ -485,7 +485,8 @@ def test_reading_outside() -> None:
         lambda: opened.read_slot(segment, 0, 0, words[:, :19]),
         lambda: opened.read_slot(segment, 0, 0, words.view("<i2")),
         lambda: opened.read_all(bytearray(len(data) + 1)),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ValueError, match=r"of|for"):
             call()
     opened.read_into(len(data), bytearray())

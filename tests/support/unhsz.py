@@ -92,7 +92,8 @@ def _floats(segment: dict[str, Any], contents: list[bytes]) -> bytes:
 def _words(planes: bytes, itemsize: int) -> np.ndarray[Any, Any]:
     """Words from their byte planes, the most significant first."""
     apart = np.frombuffer(planes, np.uint8).reshape(itemsize, -1)
-    return np.ascontiguousarray(apart.T).view(f">u{itemsize}").ravel().astype(f"<u{itemsize}")
+    words: np.ndarray[Any, Any] = np.ascontiguousarray(apart.T).view(f">u{itemsize}").ravel().astype(f"<u{itemsize}")
+    return words
 
 
 def _sign_back(words: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
@@ -100,5 +101,6 @@ def _sign_back(words: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     wide = words.astype(np.uint64)
     exponent, sign = wide >> np.uint64(bits - 8), wide >> np.uint64(bits - 9) & np.uint64(1)
     mantissa = wide & np.uint64((1 << bits - 9) - 1)
-    moved = sign << np.uint64(bits - 1) | exponent << np.uint64(bits - 9) | mantissa
-    return moved.astype(words.dtype)
+    moved: np.ndarray[Any, Any] = sign << np.uint64(bits - 1) | exponent << np.uint64(bits - 9) | mantissa
+    out: np.ndarray[Any, Any] = moved.astype(words.dtype)
+    return out
