@@ -95,6 +95,7 @@ def _first_request(work: Path, prompts: Path, scratch: Path, stub: Stub) -> dict
     where = ["--server", f"http://127.0.0.1:{stub.port}", "--scratch", str(scratch)]
     memory: list[tuple[float, float]] = []
     with log.open("w") as output:
+        load = os.getloadavg()[0]
         started_s = time.monotonic()
         client = subprocess.Popen([*command, *where], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
@@ -113,6 +114,7 @@ def _first_request(work: Path, prompts: Path, scratch: Path, stub: Stub) -> dict
     return {
         "first_request_s": round(first_s - started_s, 2),
         "cpu_s": cpu_s,
+        "load_average": round(load, 1),
         "peak_mib": peak,
         "memory_samples": memory,
         "said": lines,

@@ -19,11 +19,13 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         conditions,
         "",
-        "| run | first request after | processor time | peak of anonymous memory |",
-        "|---|---|---|---|",
+        "| run | first request after | processor time | peak of anonymous memory | load average at the start |",
+        "|---|---|---|---|---|",
     ]
     for name, run in record["runs"].items():
-        lines.append(f"| {name} | {run['first_request_s']:.1f} s | {run['cpu_s']:.1f} s | {run['peak_mib']:.0f} MiB |")
+        load = run.get("load_average", "not noted")
+        seconds = f"{run['first_request_s']:.1f} s | {run['cpu_s']:.1f} s"
+        lines.append(f"| {name} | {seconds} | {run['peak_mib']:.0f} MiB | {load} |")
     lines += ["", f"Ledger {given['ledger_bytes'] / 1e6:.0f} MB, cache of rows {given['cache_bytes'] / 1e6:.0f} MB."]
     return "\n".join(lines) + "\n"
 
