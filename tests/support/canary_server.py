@@ -26,7 +26,7 @@ from hs_formats.names import canary_of_every_rank
 from hs_formats.tiling import Writers
 from parts import make_part, part_name
 
-__all__ = ["HIDDEN", "NONCE", "CanaryServer", "Written", "canary_serving"]
+__all__ = ["BOUNDARIES", "HIDDEN", "NONCE", "CanaryServer", "Written", "canary_serving", "causal_states"]
 
 NONCE = "00112233445566aa"
 HIDDEN = 32
