@@ -138,6 +138,14 @@ def test_partial_sums_of_fused_all_reduces_are_refused(
         check()
 
 
+def test_a_version_without_the_flag_has_another_remedy() -> None:
+    for version, remedy in (("0.5.9", "use SGLang 0.5.10 or newer"), ("0.5.10.post1", "launch with --enforce-disable")):
+        with pytest.raises(CaptureRefused, match=remedy):
+            check_reduction(
+                stub("deepseek_v2.DeepseekV3ForCausalLM"), SimpleNamespace(**FUSED), tp_size=2, sglang_version=version
+            )
+
+
 # The table against the sources of 0.5.20 that this environment has: read, not imported.
 
 
