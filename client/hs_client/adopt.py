@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import xxhash
 
-from hs_client.errors import StorageStuck
+from hs_client.errors import PartsLeftBehind, StorageStuck
 from hs_client.history import History
 from hs_client.preflight import Place, check_mover
 from hs_client.scan import Scanner, parts_of_runs
@@ -26,6 +26,7 @@ from hs_formats.stored import read_stored
 __all__ = ["Adopted", "find_complete", "wait_drained"]
 
 _POLL_S = 0.5
+_LEFT_BEHIND_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ async def wait_drained(
     Raises:
         NoMover: the mover has gone.
         StorageStuck: nothing was taken for `timeout_s`.
+        PartsLeftBehind: the mover cannot take them.
     """
     scratch = place.control.scratch
     fewest = -1
@@ -68,7 +70,10 @@ async def wait_drained(
             reason = f"{count} parts of earlier runs stay in scratch"
             raise StorageStuck(seconds=stuck_s, reason=reason, left=left, scratch=scratch)
         if stuck_s > _POLL_S:
-            await anyio.to_thread.run_sync(check_mover, place)
+            mover = await anyio.to_thread.run_sync(check_mover, place)
+            if stuck_s > _LEFT_BEHIND_S and mover.left_alone_parts and not mover.backlog_parts:
+                name = next(str(part) for found in parts.values() for part in found)
+                raise PartsLeftBehind(count=count, name=name)
         await anyio.sleep(_POLL_S)
 
 

@@ -16,7 +16,9 @@ __all__ = [
     "NoPlugin",
     "NoServer",
     "NoTokenizer",
+    "NothingStored",
     "NothingWorks",
+    "PartsLeftBehind",
     "ScratchBroken",
     "ServerChanged",
     "ServerDenies",
@@ -53,6 +55,11 @@ class ServerGone(ServerLost):
 class NothingWorks(ServerLost):
     """{what}, the last one because of {reason}; {left} samples are pending: see to the
     server at {url} and its log, then repeat this command, which goes on where it stopped"""
+
+
+class NothingStored(StorageError):
+    """{what}: the mover puts the parts aside, the last one because of {reason}; {left} samples are pending: see the
+    dataset's quarantine folder, then repeat this command, which goes on where it stopped"""
 
 
 class NoPlugin(PreflightError):
@@ -109,6 +116,11 @@ class MoverSilent(StorageError):
 class StorageStuck(StorageError):
     """nothing was moved, granted or freed for {seconds:.0f} s ({reason}); {left} samples are pending and their part
     files are kept in {scratch}: make room, then repeat this command, which goes on where it stopped"""
+
+
+class PartsLeftBehind(StorageError):
+    """{count} parts of earlier runs stay in scratch, such as {name}: the mover leaves them alone, and its log says why;
+    mend or delete them, then repeat this command"""
 
 
 class DestinationBroken(StorageError):

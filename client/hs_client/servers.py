@@ -8,7 +8,7 @@ import anyio
 
 from hs_client.attempt import Verdict
 from hs_client.backend import Backend
-from hs_client.errors import NothingWorks
+from hs_client.errors import NothingStored, NothingWorks
 from hs_formats.errors import HsError
 
 __all__ = ["Servers"]
@@ -62,12 +62,15 @@ class Servers:
         """An attempt has failed. When nothing works any more the fault is not the samples': they stay pending.
 
         Raises:
-            NothingWorks: on the last server.
+            NothingWorks, NothingStored: on the last server.
         """
         what = backend.breaker.failed()
         if what:
             left, url = self._left(), backend.server.url
-            self.drop(backend, NothingWorks(what=what, reason=verdict.reason, left=left, url=url))
+            if verdict.kind == "quarantined":  # the server answers; what it captured is bad, or the mover finds it so
+                self.drop(backend, NothingStored(what=what, reason=verdict.reason, left=left))
+            else:
+                self.drop(backend, NothingWorks(what=what, reason=verdict.reason, left=left, url=url))
 
     async def follow(self, backend: Backend) -> None:
         """Pause and give up one server; for a task.
