@@ -21,7 +21,8 @@ _FIRST_WAIT_S = 0.02
 _MAX_WAIT_S = 0.5
 _LOOK_AGAIN_S = 0.5
 _LIMIT_PATIENCE_S = 30.0
-"""How long records that the limit has no room for just now wait for a higher one, once nothing else is to be done."""
+"""How long records that the limit has no room for just now wait for a higher one, once nothing else is to be done, or
+too many wait to keep them all in memory. In vain once is enough: the others then fail at once."""
 
 
 class Dispatcher:
@@ -87,7 +88,8 @@ class Dispatcher:
                 return ready[0]
             found = await self._ask(ready, item.sample.n)
             if isinstance(found, Backend):
-                self._patient_until_s = 0.0
+                if item.too_large:
+                    self._patient_until_s = 0.0  # the limit has risen
                 return found
             if not found:
                 continue
@@ -123,10 +125,10 @@ class Dispatcher:
         """No limit takes the record now: put it off, wait a little at the end of the run, or give it up."""
         later = next((each for each in said.values() if each.verdict == "later"), None)
         at_s = anyio.current_time()
-        if later is not None and not item.put_off:
-            self._queue.put_off(item)
-            return False
         if later is not None:
+            item.too_large = True
+            if not item.put_off and self._queue.put_off(item):
+                return False
             self._patient_until_s = self._patient_until_s or at_s + _LIMIT_PATIENCE_S
             if at_s < self._patient_until_s:
                 return True

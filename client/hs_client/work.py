@@ -19,8 +19,8 @@ class Item:
     """A sample of this run. `row` is its ordinal in the run, part of its request ids.
 
     `attempt` numbers its next request, `tries` counts attempts that failed for a reason of their own, `lost` those
-    whose answer never came. `put_off`: it was too large for the limit of that moment and waits for the end of the run.
-    `settled`: done, failed for good, or left to the next run.
+    whose answer never came. `too_large`: it was, for the limit of a moment; `put_off`: therefore it waits for the end
+    of the run. `settled`: done, failed for good, or left to the next run.
     """
 
     sample: Prepared
@@ -28,6 +28,7 @@ class Item:
     attempt: int = 0
     tries: int = 0
     lost: int = 0
+    too_large: bool = False
     put_off: bool = False
     settled: bool = False
 
@@ -35,13 +36,16 @@ class Item:
 @dataclass(slots=True)
 class WorkQueue:
     """First in, first out; what is sent again goes first, once its pause is over; what was put off goes last, when
-    nothing else is unsettled. Ends when the input has ended and every item is settled."""
+    nothing else is unsettled; of that no more than `put_off_tokens` is kept. Ends when the input has ended and every
+    item is settled."""
 
     capacity: int = 256
+    put_off_tokens: int = 16 << 20
     unsettled: int = 0
     _ready: deque[Item] = field(default_factory=deque)
     _paused: list[tuple[float, int, Item]] = field(default_factory=list)
     _put_off: deque[Item] = field(default_factory=deque)
+    _put_off_tokens: int = 0
     _serial: int = 0
     _input_ended: bool = False
     _closed: bool = False
@@ -69,11 +73,15 @@ class WorkQueue:
             self._ready.appendleft(item)
         self._change()
 
-    def put_off(self, item: Item) -> None:
-        """Come back to the item when everything else is settled."""
+    def put_off(self, item: Item) -> bool:
+        """Come back to the item when everything else is settled; False where too many wait like that already."""
+        if self._put_off_tokens + item.sample.n > self.put_off_tokens:
+            return False
+        self._put_off_tokens += item.sample.n
         item.put_off = True
         self._put_off.append(item)
         self._change()
+        return True
 
     def settle(self, item: Item) -> None:
         """Nothing more is to be done for this item."""
@@ -131,8 +139,10 @@ class WorkQueue:
             self._change()
             if not item.settled:
                 return item
-        if self._input_ended and len(self._put_off) >= self.unsettled:
-            return self._put_off.popleft() if self._put_off else None
+        if self._input_ended and self._put_off and len(self._put_off) >= self.unsettled:
+            item = self._put_off.popleft()
+            self._put_off_tokens -= item.sample.n
+            return item
         return None
 
     async def wait_finished(self) -> None:

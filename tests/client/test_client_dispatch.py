@@ -174,6 +174,22 @@ async def test_a_limit_that_stays_low_ends_the_wait_once_for_all_rows(monkeypatc
     assert "more than the limit of 8" in stage.given_up[0].reason
 
 
+async def test_no_more_is_put_off_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all rows are too large for the limit of a moment they must not all be kept."""
+    monkeypatch.setattr(dispatch, "_LIMIT_PATIENCE_S", 0.2)
+    stage = Stage([StrawBackend(StrawStorage(LATER))], queue=WorkQueue(put_off_tokens=20 * 9))
+    rows = [item(row, 9) for row in range(60)]
+    await stage.queue.put(rows)
+    stage.queue.end_input()
+    most = 0
+    with anyio.fail_after(5):
+        while (each := await stage.queue.get()) is not None:
+            assert await stage.place(each) is None
+            most = max(most, sum(each.put_off and not each.settled for each in rows))
+    assert most == 20
+    assert sorted(stage.given_up) == list(range(60))
+
+
 async def test_a_record_that_no_scratch_can_ever_hold_is_named_at_once() -> None:
     stage = Stage([StrawBackend(StrawStorage(NEVER)), StrawBackend(StrawStorage(NEVER))])
     assert await stage.place(item(0, 9)) is None
