@@ -79,7 +79,7 @@ class Storage:
     def party(self, reason: str) -> Party:
         """Who keeps a record waiting for `reason`: a mover that lags behind, or a scratch that is too small."""
         if reason != ROOM:
-            return "mover"
+            return "mover" if reason.startswith("the mover") else "scratch"
         backlog_bytes = self.mover.backlog_bytes if self.mover is not None else 0
         return "mover" if backlog_bytes >= self.correlator.outstanding_bytes() else "scratch"
 
