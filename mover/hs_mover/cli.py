@@ -90,7 +90,11 @@ class _CodecName(click.ParamType[str]):
     help="Destination: datasets are folders below it. Made when missing.",
 )
 @click.option(
-    "--codec", type=_CodecName(), default=DEFAULT_CODEC, show_default=True, help="How parts are stored; none only moves."
+    "--codec",
+    type=_CodecName(),
+    default=DEFAULT_CODEC,
+    show_default=True,
+    help="How parts are stored; none only moves.",
 )
 @click.option(
     "--codec-floor",

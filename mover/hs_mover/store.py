@@ -22,7 +22,7 @@ from hs_formats.layout import Floats
 from hs_formats.manifest import ManifestLine, PartStatus
 from hs_formats.names import PartName
 from hs_formats.part import PartInfo, PartMeta, inspect_part
-from hs_formats.stored import read_stored
+from hs_formats.stored import CODECS, stored_blocks, stored_codec
 from hs_mover.checks import BadPart, PartDigest, SourceChanged, read_pieces
 from hs_mover.task import Identity, Known, LeftAlone, Outcome, Reference, SourceError, Task
 from hs_mover.written import Written, drop, put_in_place, sync_file, write_file
@@ -77,17 +77,19 @@ class _Work:
         except BadPart as bad:
             return self._bad(str(bad), PartDigest(None), None)
         digest = PartDigest(info)
-        final, relative = self._final()
         if self.task.known is not None:
             return self._again(digest, info)
-        if final.exists():
-            known = None if self.task.find_line is None else self.task.find_line(self.task.name)
-            if known is not None:
-                return self._again(digest, info, known)
-            return self._adopt(final, relative, digest, info)
+        # The codec may be another one than when it was stored.
+        for suffix in dict.fromkeys([self.task.codec.suffix, *(codec.suffix for codec in CODECS.values())]):
+            final, relative = self._place(suffix)
+            if final.exists():
+                known = None if self.task.find_line is None else self.task.find_line(self.task.name)
+                if known is not None:
+                    return self._again(digest, info, known)
+                return self._adopt(final, relative, digest, info)
         if self.task.reference is not None:
             return self._compare(self.task.reference, digest, info)
-        return self._store(final, relative, digest, info)
+        return self._store(digest, info)
 
     # -- reading
 
@@ -140,15 +142,17 @@ class _Work:
 
     # -- writing
 
-    def _final(self) -> tuple[Path, str]:
-        name, codec, paths = self.task.name, self.task.codec, self.task.paths
+    def _place(self, suffix: str) -> tuple[Path, str]:
+        """Where the part goes when it is stored with a codec of that suffix."""
+        name, paths = self.task.name, self.task.paths
         if paths is None:
             stem = str(name).removesuffix(".pt")
-            return self.task.destination.unclaimed(name.rid.run) / f"{stem}{codec.suffix}", ""
-        relative = paths.stored_name(name, codec.suffix)
+            return self.task.destination.unclaimed(name.rid.run) / f"{stem}{suffix}", ""
+        relative = paths.stored_name(name, suffix)
         return paths.root / relative, relative
 
-    def _store(self, final: Path, relative: str, digest: PartDigest, info: PartInfo) -> Outcome:
+    def _store(self, digest: PartDigest, info: PartInfo) -> Outcome:
+        final, relative = self._place(self.task.codec.suffix)
         self.task.destination.make(final.parent)
         encode, layout = self.task.codec.encode, digest.layout(self.size)
         written = self._write(final, encode(self._pieces(digest), self.size, layout=layout, facts=digest.facts))
@@ -171,14 +175,14 @@ class _Work:
         if digest.problem:
             return self._bad(digest.problem, digest, info)
         try:
-            stored = read_stored(final)
+            stored, codec = xxh3_hex(stored_blocks(final)), stored_codec(final)
         except FormatError:
             final.unlink()  # no line vouches for it and the source is whole
-            return self._store(final, relative, PartDigest(info), info)
-        if xxh3_hex([stored]) != digest.xxh3:
+            return self._store(PartDigest(info), info)
+        if stored != digest.xxh3:
             return self._conflict(digest, info, "a file of this name with other bytes is stored already")
         size = final.stat().st_size
-        return self._outcome("stored", digest, info, path=relative, stored_bytes=size, folder=final.parent)
+        return self._outcome("stored", digest, info, path=relative, codec=codec, stored_bytes=size, folder=final.parent)
 
     def _again(self, digest: PartDigest, info: PartInfo, known: Known | None = None) -> Outcome:
         """The manifest has a line for this name: the source is a leftover, or another file."""
@@ -279,6 +283,7 @@ class _Work:
         info: PartInfo | None,
         *,
         path: str = "",
+        codec: str = "",
         stored_bytes: int = 0,
         written: Written | None = None,
         folder: Path | None = None,
@@ -288,7 +293,7 @@ class _Work:
         if written is not None:
             stored_bytes = written.size_bytes
         line = manifest_line(
-            self.task.name, status, digest, info, raw_bytes=self.size, codec=self.task.codec.name, path=path,
+            self.task.name, status, digest, info, raw_bytes=self.size, codec=codec or self.task.codec.name, path=path,
             stored_bytes=stored_bytes, reason=reason, flags=flags,
         )  # fmt: skip
         return Outcome(

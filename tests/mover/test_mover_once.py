@@ -352,6 +352,14 @@ def test_the_same_part_again_is_dropped_and_other_bytes_are_a_conflict(src: Path
     assert sorted(contents) == sorted([other, third])
 
 
+def test_a_part_met_again_under_another_codec_is_not_stored_twice(src: Path, dst: Path) -> None:
+    for codec in ("none", "default", "zstd", "fast"):
+        drop_part(src, "hs-deadbeef-00000001-00", 0, 4, 4)  # nobody's, so no line tells
+        move_once(src, dst, codec=codec)
+        assert [path.suffix for path in (dst / "unclaimed" / "deadbeef").iterdir()] == [".pt"]
+        assert scratch_parts(src) == []
+
+
 def test_stored_parts_without_a_line_are_adopted(src: Path, dst: Path) -> None:
     parts: dict[str, bytes] = {}
     for row in range(5):
