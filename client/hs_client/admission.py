@@ -17,6 +17,7 @@ from hs_formats.part import PART_OVERHEAD_BYTES
 from hs_formats.tiling import Writers
 
 __all__ = [
+    "ROOM",
     "CreditView",
     "Decision",
     "RecordCost",
@@ -27,6 +28,9 @@ __all__ = [
     "others_promised",
     "someone_waits",
 ]
+
+ROOM = "room in scratch"
+"""What a record waits for that will fit once our own parts are moved."""
 
 _ID_BYTES = 8
 
@@ -175,5 +179,5 @@ def decide(view: CreditView, need_bytes: int, *, block_bytes: int = 0) -> Decisi
                 f" limit of {mover.limit_bytes:,}"
             )
             return Decision("later", reason=reason)
-        return Decision("wait", reason="room in scratch")
+        return Decision("wait", reason=ROOM)
     return Decision("grant", lease_bytes=min(room, max(need_bytes, block_bytes)))

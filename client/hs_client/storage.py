@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
+from hs_client.admission import ROOM
 from hs_client.attempt import Attempt, Phase, Verdict
 from hs_client.correlate import Correlator
 from hs_client.credits import CreditKeeper
@@ -18,9 +19,7 @@ from hs_client.settings import RunSettings
 from hs_client.watch import StorageWatch
 from hs_formats.control import MoverState
 
-__all__ = ["ROOM", "Storage"]
-
-ROOM = "room in scratch"
+__all__ = ["Storage"]
 
 
 class Storage:
