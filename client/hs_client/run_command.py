@@ -112,7 +112,9 @@ def _source(settings: RunSettings, server: ServerFacts, plan: Plan, progress: Pr
     return Source(
         plan,
         limits=_limits(settings, server),
-        load=lambda: load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code, chat=settings.chat),
+        load=lambda: load_tokenizer(
+            tokenizer, trust_remote_code=settings.trust_remote_code, chat=settings.chat, lean=True
+        ),
         limit=settings.limit,
         say=progress.say,
     )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hs_client.chat_options import ChatOptions
 from hs_client.errors import NoTokenizer
+from hs_client.lean_import import usable_torchvision, without_torch
 from hs_client.loss_mask import Span, join, spans_of_tokens
 from hs_client.messages import Message, trainable
 from hs_client.row_error import RowError
 from hs_client.templates import ChatTemplate
 
-__all__ = ["ChatTokenizer", "Tokens", "load_tokenizer", "usable_torchvision"]
+__all__ = ["ChatTokenizer", "Tokens", "load_tokenizer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +123,17 @@ def load_tokenizer(
     *,
     trust_remote_code: bool = False,
     chat: ChatOptions = ChatOptions(),  # noqa: B008 - it is frozen
+    lean: bool = False,
 ) -> ChatTokenizer:
     """The tokenizer at `path`, a folder or a name that transformers knows.
+
+    `lean`: this process will need transformers for nothing else, so torch is left out. A tokenizer that brings its own
+    code may want torch, and gets it.
 
     Raises:
         NoTokenizer: transformers is missing, or it cannot load the tokenizer.
     """
-    with usable_torchvision():
+    with without_torch() if lean and not trust_remote_code else usable_torchvision():
         try:
             from transformers import AutoTokenizer
             from transformers.utils import logging
@@ -144,22 +146,3 @@ def load_tokenizer(
             reason = " ".join(str(error).split())[:300]
             raise NoTokenizer(path=path, reason=reason or type(error).__name__) from None
     return ChatTokenizer(tokenizer, chat)
-
-
-@contextlib.contextmanager
-def usable_torchvision() -> Iterator[None]:
-    """Hide a torchvision that does not fit the installed torch: transformers imports it, but no tokenizer needs it."""
-    hidden = False
-    if "torchvision" not in sys.modules and importlib.util.find_spec("torchvision") is not None:
-        try:
-            import torchvision  # noqa: F401
-        except (ImportError, OSError, RuntimeError, AttributeError):
-            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-                del sys.modules[name]
-            sys.modules["torchvision"] = None  # type: ignore[assignment]
-            hidden = True
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules["torchvision"]

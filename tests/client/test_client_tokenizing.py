@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -55,6 +57,20 @@ def test_every_turn_of_the_assistant_is_trained_on_unless_it_weighs_nothing(raw:
     assert texts == [["w7", "</s>"], ["w5", "w4", "</s>"]]
     turns[1]["weight"] = 0
     assert tokenizer.chat(turns, {}).spans == tokens.spans[1:]
+
+
+def test_a_lean_process_tokenises_alike_without_torch(raw: Any) -> None:
+    code = (
+        "import sys; from hs_client.tokenizing import load_tokenizer; from hs_client.messages import check_messages;"
+        f"tokenizer = load_tokenizer({str(tiny_model('tiny-llama'))!r}, lean=True);"
+        f"print(tokenizer.chat(check_messages({_turns('w5', 'w6 w7')!r}), {{}}).ids, 'torch' in sys.modules);"
+        "import torch; print(torch.ones(2).sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ids = ChatTokenizer(raw).chat(_turns("w5", "w6 w7"), {}).ids
+    assert done.stdout.split("\n")[:2] == [f"{ids} False", "2.0"]
+    assert "PyTorch was not found" not in done.stderr
 
 
 def test_a_text_with_its_own_bos_gets_no_second_one(raw: Any, tokenizer: ChatTokenizer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hs_client.tokenizing import usable_torchvision
+from hs_client.lean_import import usable_torchvision
 from hs_client.verify.findings import Finding
 from hs_formats.dataset import DatasetInfo
 from hs_formats.errors import FormatError, PreflightError
