@@ -6,12 +6,14 @@ The wheels are read, not run. The first run fetches 105 MB into .cache/sglang.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from hs_server.capture.families import FAMILIES, WRAPPERS, Family
 from hs_server.capture.hooks import TARGETS
 from hs_server.patch.bytecode import compiled_files
 from hs_server.patch.installation import PATCHED_FILE, Installation
@@ -23,7 +25,7 @@ from sglang_overlay import file_hashes
 VERSIONS = ("0.5.9", "0.5.10.post1", "0.5.14", "0.5.16", "0.5.20", "0.5.23")
 WANTED = re.compile(
     r"sglang-[^/]*\.dist-info/RECORD|sglang/(_?version\.py|srt/(server_args\.py|arg_groups/.*\.py|plugins/.*\.py|"
-    r"models/(deepseek_v2|kimi_k25|kimi_vl)\.py|layers/logits_processor\.py|managers/tp_worker\.py|"
+    r"models/\w+\.py|layers/logits_processor\.py|managers/tp_worker\.py|"
     r"model_executor/model_runner\.py|model_loader/(loader|__init__)\.py))"
 )
 
@@ -94,8 +96,44 @@ def test_source_mode_finds_the_runner_above_the_model(installation: Installation
     assert "Thread(" not in built
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_models_are_told_alike_in_all_versions(installation: Installation, family: Family) -> None:
+    """What the table of families says of 0.5.20 holds, so far as names show it; the capture refuses anything else."""
+    models = installation.package / "srt" / "models"
+    for name in family.classes:
+        assert any("self.capture_aux_hidden_states" in text for text in _lineage(models, *name.split("."))), name
+    inner = "\n".join(_lineage(models, family.classes[0].split(".")[0], family.inner))
+    assert "self.layers_to_capture" in inner
+    assert ("def set_eagle3_layers_to_capture(" in inner) == (family.flag == "setter")
+
+
+def test_wrappers_call_a_language_model(installation: Installation) -> None:
+    for name in WRAPPERS:
+        (text, *_) = _lineage(installation.package / "srt" / "models", *name.split("."))
+        assert "self.language_model = Deepseek" in text
+
+
+def _lineage(models: Path, file: str, name: str) -> list[str]:
+    """The source of the class `name`, as `file` knows it, and of its bases among the models."""
+    tree = _parsed(models / f"{file}.py")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            return [ast.unparse(node), *(text for base in bases for text in _lineage(models, file, base))]
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            module = (node.module or "").rpartition(".")[2]
+            (original,) = [alias.name for alias in node.names if (alias.asname or alias.name) == name]
+            return _lineage(models, module, original) if (models / f"{module}.py").is_file() else []
+    return []
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def _function(file: Path, class_name: str, name: str) -> ast.FunctionDef:
-    tree = ast.parse(file.read_text())
+    tree = _parsed(file)
     (scope,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     (found,) = [node for node in scope.body if isinstance(node, ast.FunctionDef) and node.name == name]
     return found

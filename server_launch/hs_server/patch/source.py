@@ -8,6 +8,7 @@ names the hash of the file without them, so that taking them out can be proved t
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ ANCHORS: tuple[Anchor, ...] = (
 )
 
 
+@functools.lru_cache(maxsize=4)
 def apply_patch(text: str) -> str:
     """`text` of an unpatched deepseek_v2.py with all blocks.
 
