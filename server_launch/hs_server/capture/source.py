@@ -53,7 +53,7 @@ class SourceCapture:
         self._runner: Any = None
 
     def set_up(self, inner: Any) -> None:
-        """Called in the constructor of the inner model: find out who builds it, and with which settings.
+        """Called in the constructor of the inner model: find out who builds it.
 
         Raises:
             CaptureRefused: the capture cannot start.
