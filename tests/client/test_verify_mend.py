@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -210,7 +211,7 @@ def test_blocks_do_not_show_in_the_facts(monkeypatch: pytest.MonkeyPatch) -> Non
     for block_bytes, cuts in ((1 << 20, [0, 50]), (1 << 8, [0, 50]), (1 << 9, [0, 7, 31, 50])):
         monkeypatch.setattr("hs_client.verify.content._BLOCK_BYTES", block_bytes)
         reader = RecordReader(dtype="float32", slots=3, hidden_size=16)
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        for start, stop in itertools.pairwise(cuts):
             reader.add(ids[start:stop], bits[start:stop])
         found.append((reader.facts(), reader.problems, reader.rows))
     for facts, problems, rows in found:
