@@ -119,7 +119,7 @@ def channel_offsets(sample: Array, words: Words, *, rows: int) -> Array:
         candidate = offsets | words.dtype.type(1 << bit)
         np.greater_equal(magnitudes, candidate, out=reached)
         enough = np.add.reduce(reached.view(np.uint8), axis=0, dtype=np.uint8) >= (len(sample) + 1) // 2
-        np.copyto(offsets, candidate, where=enough)
+        offsets = np.where(enough, candidate, offsets)
     return offsets
 
 
