@@ -89,7 +89,7 @@ class Undeletable:
             self._files[file_name] = identity
             if not self.reason:
                 self.reason = f"stored parts cannot be deleted from scratch: {error.strerror}: {path}"
-                _log.warning("holding: %s", self.reason)
+                _log.warning("holding: %s; each look tries again", self.reason)
 
     def again(self) -> None:
         """Try all of them."""
