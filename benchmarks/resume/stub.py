@@ -47,7 +47,7 @@ def serving(scratch: Path, tokenizer: Path) -> Iterator[Stub]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
         def do_GET(self) -> None:
@@ -65,7 +65,7 @@ def serving(scratch: Path, tokenizer: Path) -> Iterator[Stub]:
     class Http(ThreadingHTTPServer):
         daemon_threads = True
 
-        def handle_error(self, *_: Any) -> None:
+        def handle_error(self, request: Any, client_address: Any) -> None:
             """The client is killed in the end."""
 
     control = ControlFolder(scratch)
