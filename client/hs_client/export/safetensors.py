@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
-
 from hs_client.export.layout import ExportSample, Finished, Ids, PerSample, Unit, grouped
+from hs_client.export.safetensors_files import read_safetensors_ids, save_tensors
 
-__all__ = ["PlainSafetensors", "read_safetensors_ids"]
+__all__ = ["PlainSafetensors"]
 
 
 class PlainSafetensors(PerSample):
@@ -35,9 +33,8 @@ class PlainSafetensors(PerSample):
             "loss_mask": sample.loss_mask,
             "hidden_states": sample.states.contiguous(),
         }
-        # One entry: with several their order in the file would be left to chance.
         about = {"sample_id": sample.planned.sample_id, "boundaries": self.job.info.boundaries}
-        save_file(tensors, str(path), metadata={"hs": json.dumps(about)})
+        save_tensors(path, tensors, {"hs": json.dumps(about)})
         return {}
 
     def ids_of(self, path: Path) -> Ids:
@@ -47,15 +44,8 @@ class PlainSafetensors(PerSample):
     def finish(self, finished: Finished) -> None:
         """``vocab_mapping.safetensors``, if one was asked for."""
         if finished.vocabulary is not None:
-            save_file(finished.vocabulary.tensors(), str(self.job.out / "vocab_mapping.safetensors"))
+            save_tensors(self.job.out / "vocab_mapping.safetensors", finished.vocabulary.tensors())
 
     def command(self) -> list[str]:
         """No trainer is named."""
         return ["# safetensors.torch.load_file(path) of each file that hs-samples.jsonl names"]
-
-
-def read_safetensors_ids(path: Path, key: str) -> Ids:
-    """The int64 tensor `key` of a safetensors file; nothing else of it is read."""
-    with safe_open(str(path), framework="np") as tensors:
-        ids: Ids = tensors.get_tensor(key)
-    return ids

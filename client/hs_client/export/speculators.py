@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 
 from hs_client.export.arrow import ArrowFolder
 from hs_client.export.errors import WrongChoice
 from hs_client.export.layout import ExportSample, Finished, Ids, Job, PerSample, Unit
 from hs_client.export.norm import PreNorm, model_gain, speculators_gain
-from hs_client.export.safetensors import read_safetensors_ids
+from hs_client.export.safetensors_files import read_safetensors_ids, save_tensors
 from hs_client.export.settings import ALGORITHMS
 from hs_client.export.torch_files import save
 
@@ -111,7 +110,7 @@ class Speculators(PerSample):
             tensors = {"hidden_states": quantized, "hidden_states_scales": scales}
         else:
             tensors = {"hidden_states": states}
-        save_file({**tensors, "token_ids": sample.input_ids}, str(path))
+        save_tensors(path, {**tensors, "token_ids": sample.input_ids})
         return {"norm_ulps": ulps}
 
     def ids_of(self, path: Path) -> Ids:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from hs_client.export.layout import Ids
+from hs_formats.durable import write_all
 
 __all__ = ["read_torch_ids", "save"]
 
@@ -20,8 +21,33 @@ def save(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
         OSError: the file cannot be written.
     """
     # Given a path, torch names the folder inside the zip after it; given a file, it is always the same.
-    with path.open("wb") as file:
-        torch.save(content, file)
+    with path.open("wb", buffering=0) as raw:
+        file = _Remembering(raw)
+        try:
+            torch.save(content, cast("IO[bytes]", file))  # torch asks for write() and flush() alone
+        except RuntimeError:
+            if file.error is not None:
+                raise file.error from None
+            raise
+
+
+class _Remembering:
+    """A file for torch's zip writer, which turns whatever goes wrong below it into a RuntimeError about positions."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """All of `data`, or an `OSError` that is remembered."""
+        try:
+            return write_all(self._file.fileno(), [data])
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
 
 
 def read_torch_ids(path: Path) -> Ids:

@@ -36,8 +36,14 @@ from hs_formats.errors import HsError, PreflightError, UsageError
 from hs_formats.index import DatasetIndex
 from hs_formats.verified import VerifiedSet
 from part_factory import dataset_info, write_dataset
+from small_tmpfs import small_tmpfs
 
 LENGTHS = (5, 17, 40, 9, 1, 33)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"draft_vocab_size": 32} for name in FORMATS},
+    "deepspec": {"shard_bytes": 12_000},
+}
 
 
 def export(source: ExportSet, out: Path, format_name: str = "pt", **changes: Any) -> tuple[int, str]:
@@ -288,12 +294,20 @@ def test_a_full_disk_stops_with_a_line_and_goes_on(
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-# -- killed and repeated
+@pytest.mark.tmpfs
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_disk_that_is_really_full(tmp_path: Path, format_name: str) -> None:
+    source = make_export_set(tmp_path / "set", [200] * 12)
+    with small_tmpfs(tmp_path / "disk", options="size=700k") as disk:
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            export(source, disk / "out", format_name, **OPTIONS[format_name])
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        assert export(source, disk / "out", format_name, **OPTIONS[format_name])[0] == 0
+        export(source, tmp_path / "whole", format_name, **OPTIONS[format_name])
+        assert tree(disk / "out") == tree(tmp_path / "whole")
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    **{name: {"draft_vocab_size": 32} for name in FORMATS},
-    "deepspec": {"shard_bytes": 12_000},
-}
+
+# -- killed and repeated
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
