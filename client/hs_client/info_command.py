@@ -12,6 +12,7 @@ from hs_formats.errors import FormatError, PreflightError
 from hs_formats.index import DatasetIndex
 from hs_formats.ledger import Failed, Rejected, RunStarted, iter_ledger
 from hs_formats.mask import supervised
+from hs_formats.verified import VerifiedSet
 
 __all__ = ["info_lines", "open_dataset"]
 
@@ -36,12 +37,13 @@ def info_lines(dataset: Path) -> Iterator[str]:
     """Facts about the dataset, a line each.
 
     Raises:
-        PreflightError: it is none, or its ledgers and manifests contradict each other.
+        PreflightError: it is none, or cannot be read.
     """
     paths = open_dataset(dataset)
     info = paths.read_info()
     try:
         index = DatasetIndex.load(paths)
+        verified = VerifiedSet.read(paths)
     except (FormatError, OSError) as error:
         raise PreflightError(f"{dataset}: {error}") from None
     samples = index.samples.values()
@@ -58,6 +60,11 @@ def info_lines(dataset: Path) -> Iterator[str]:
         )
         yield f"tokenizer  {info.tokenizer}{turns}{arguments}"
     yield f"samples    {len(index.samples)} done, {sum(len(sample.parts) for sample in samples)} parts"
+    if verified.verified_at:
+        count = len(index.samples) - len(verified.missing(index.samples.values()))
+        yield f"verified   {count} samples, {verified.verified_at}, {', '.join(verified.checks)}"
+    else:
+        yield "verified   never: hs-client verify"
     if index.broken:
         yield f"broken     {len(index.broken)} done samples have no whole record: hs-client verify names them"
     trained = sum(supervised(sample.mask_spans) for sample in samples)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from faults import FAULTS, Fault, clean_copy
 from golden_files import CLIENT, MOVER
 from hs_client.claim import hold_claim
 from hs_client.history import read_history
+from hs_client.info_command import info_lines
 from hs_client.rows import digest
 from hs_client.verify.command import VerifySettings, verify_command
 from hs_formats.control import ControlFolder, now_s
@@ -245,6 +247,50 @@ def test_the_command_line(clean: tuple[Path, Sequence[Record]], tmp_path: Path) 
     assert _cli(tmp_path).code == 3
     (root / "dataset.json").write_bytes(b"{")
     assert _cli(root).code == 3
+
+
+def test_info_says_what_is_verified(clean: tuple[Path, Sequence[Record]], tmp_path: Path) -> None:
+    root = clean_copy(clean[0], tmp_path / "set")
+    assert "verified   never: hs-client verify" in info_lines(root)
+    _run(root)
+    assert any(
+        line.startswith("verified   24 samples, 2") and line.endswith("books, checksums, values, set")
+        for line in info_lines(root)
+    )
+    next(iter((root / "manifest").iterdir())).write_bytes(b"")
+    assert any(line.startswith("broken     24 done samples") for line in info_lines(root))
+    assert any(line.startswith("verified   0 samples") for line in info_lines(root))
+    (root / "verified.json").write_bytes(b"{}")
+    with pytest.raises(PreflightError, match=r"verified\.json"):
+        list(info_lines(root))
+    assert _run(root)[0] == 1  # which writes it anew
+    assert len(VerifiedSet.read(DatasetPaths(root))) == 0
+
+
+def test_findings_are_told_where_nothing_can_be_marked(
+    clean: tuple[Path, Sequence[Record]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = clean_copy(clean[0], tmp_path / "set")
+    out = io.StringIO()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("hs_formats.verified.write_durable", refuse)
+    with pytest.raises(StorageError, match=r"verified\.json \(Read-only file system\): nothing is marked"):
+        verify_command(VerifySettings(dataset=root, scratch=tmp_path), stream=out)
+    assert "nothing is wrong" in out.getvalue()
+
+
+def test_verifying_needs_no_torch(clean: tuple[Path, Sequence[Record]], tmp_path: Path) -> None:
+    """The client is installed without it."""
+    root = clean_copy(clean[0], tmp_path / "set")
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; from hs_client.cli import cli; "
+        f"cli(['verify', {str(root)!r}, '--repair', '--scratch', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "24 verified" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_wrong_use_is_told(clean: tuple[Path, Sequence[Record]], tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
                 out.write(line + "\n")
             if repaired.changed:
                 done = _verify(paths, info, settings)
-        done.mark(paths)
     except OSError as error:
         raise StorageError(f"cannot read or write {settings.dataset} ({error}): see to the disk, then repeat") from None
     except FormatError as error:
@@ -83,6 +82,10 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
         out.write(line + "\n")
     if settings.json:
         _write_report(settings, done, repaired, code)
+    try:
+        done.mark(paths)
+    except OSError as error:
+        raise StorageError(f"cannot write {paths.verified} ({error.strerror}): nothing is marked as verified") from None
     return code
 
 
