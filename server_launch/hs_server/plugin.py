@@ -1,7 +1,7 @@
 """The SGLang plugin (entry point group ``sglang.srt.plugins``): dormant, or the whole capture.
 
-SGLang calls `install` in its main process and in every scheduler process, from 0.5.11 on; before, `sglang_main` does the
-same. Without ``SGLANG_HS_DUMP_DIR`` it returns before anything else is imported.
+From 0.5.11 on SGLang calls `install` in its main process and in every scheduler process; before, `sglang_main` does its
+work. Without ``SGLANG_HS_DUMP_DIR`` it returns before anything else is imported.
 """
 
 from __future__ import annotations
