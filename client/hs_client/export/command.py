@@ -236,6 +236,9 @@ class _Export:
 
     def _draft_config(self, ids: DraftIds | None) -> dict[str, Any]:
         changes: dict[str, Any] = dict(ids.config()) if ids is not None else {}
+        if self._settings.algorithm != "eagle3":
+            # Of these SpecForge and SGLang have one numbering, in every version: the layer whose output it is.
+            changes["dflash_config"] = {"target_layer_ids": [b - 1 for b in self._data.info.boundaries]}
         if self._settings.draft_vocab_size:
             changes["draft_vocab_size"] = self._settings.draft_vocab_size
         base: dict[str, Any] = {}

@@ -96,7 +96,5 @@ class SpecForge(PerSample):
                 f" draft_vocab_size {size} as --draft-config"
             )
         if self.job.settings.algorithm != "eagle3" and self.job.settings.draft_config is None:
-            lines.append(
-                f"# its dflash_config must name target_layer_ids {self.job.eagle_ids}: give one as --draft-config"
-            )
+            lines.append("# add model.draft_model_config=FILE: a config completed with the keys of draft_config.json")
         return lines

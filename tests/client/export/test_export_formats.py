@@ -83,6 +83,11 @@ def test_specforge(name: str, algorithm: str, tmp_path: Path, request: pytest.Fi
         for key, tensor in wanted.items():
             assert (found[key].dtype, found[key].shape) == (tensor.dtype, tensor.shape)
             assert torch.equal(found[key], tensor), key
+    draft = json.loads((tmp_path / "out" / "draft_config.json").read_text())
+    if algorithm == "eagle3":
+        assert draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    else:
+        assert draft == {"dflash_config": {"target_layer_ids": [1, 3, 4]}}
     rounded = name == "wide"
     assert record(tmp_path / "out")["cast"].startswith("float32 to bfloat16, rounded" if rounded else "none")
 
