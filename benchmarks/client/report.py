@@ -58,7 +58,11 @@ def plot(record: dict[str, Any], path: Path) -> None:
     groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for loop, concurrency, name, arm, _ in _rows(record):
         groups.setdefault(f"{loop}, {concurrency} in flight", []).append((name, arm))
-    figure, panels = plt.subplots(1, len(groups), figsize=(3.2 * len(groups) + 2, 3.2), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(groups), figsize=(3.2 * len(groups) + 2, 3.2), sharex=True, sharey=True, squeeze=False
+    )
+    panels[0][0].set_xscale("log")
+    panels[0][0].invert_yaxis()
     for axes, (title, arms) in zip(panels[0], groups.items(), strict=True):
         colors = ["tab:blue" if name.startswith("ours") else "tab:gray" for name, _ in arms]
         places = range(len(arms))
@@ -66,9 +70,8 @@ def plot(record: dict[str, Any], path: Path) -> None:
         for place, (_, arm) in zip(places, arms, strict=True):
             axes.plot(arm["cpu_us_samples"], [place] * len(arm["cpu_us_samples"]), "k|", markersize=6)
         axes.set_yticks(list(places), [_NAMES[name] for name, _ in arms], fontsize=8)
-        axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel("CPU a request, µs", fontsize=8)
+        axes.set_xlabel("CPU a request, µs (log scale)", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
