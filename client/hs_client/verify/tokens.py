@@ -141,7 +141,7 @@ def verdict(match: Match, typical: float, scatter: float) -> str:
     if match.scored < _MIN_SCORED or typical < _TELLS:
         return ""
     neighbour = max(match.before, match.after)
-    if neighbour > match.own + 0.1 and neighbour > 0.5 * typical:
+    if neighbour > match.own + max(0.1, 4 * match.sigma) and neighbour > 0.5 * typical:
         return "shifted"
     limit = typical - max(8 * np.hypot(match.sigma, scatter), 0.15)
     return "other rows" if match.own < max(limit, 0.3 * typical) else ""
