@@ -56,6 +56,10 @@ def _one_by_one(src: Path, dst: Path) -> list[str]:
     return [sys.executable, "-m", "benchmarks.mover.one_by_one", str(src), str(dst)]
 
 
+def _grouped(src: Path, dst: Path) -> list[str]:
+    return [*_one_by_one(src, dst), "--grouped"]
+
+
 ARMS: Mapping[str, Arm] = {
     arm.name: arm
     for arm in (
@@ -64,6 +68,7 @@ ARMS: Mapping[str, Arm] = {
         Arm("hs-mover none", _mover("none")),
         *(Arm(name, _shell(name), 0.03 if name.startswith("gzip") else 1.0) for name in _SHELL),
         Arm("one fsync per file", _one_by_one),
+        Arm("the same, in groups", _grouped),
     )
 }
 
