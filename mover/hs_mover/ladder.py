@@ -1,8 +1,9 @@
 """When to store with a cheaper codec, and when to go back. No I/O, no clock: one decision a time window.
 
 A cheaper codec helps only where the encoders are the limit. Where the disk is, it makes things worse: it has more to
-write. So it takes both to step down: parts pile up, and the workers encode all the time while the disk waits. Up again
-goes it as soon as the disk is the limit, or when the workers have so much time left that the better codec fits in.
+write. Where ``--limit-rate`` is, it gains nothing. So it takes both to step down: parts pile up, and the workers encode
+all the time while the disk waits. Up again goes it as soon as the disk is the limit, or when the workers have so much
+time left that the better codec fits in.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Ladder:
         self._since_up += 1
         self._disk = self._disk + 1 if disk else 0
         self._encoders = self._encoders + 1 if encoders and pressed else 0
-        self._spare = self._spare + 1 if not pressed and self._would_fit(load) else 0
+        self._spare = self._spare + 1 if self._would_fit(load) else 0  # also when parts pile up: for another reason
         if self._encoders >= _DOWN_AFTER and self._at + 1 < len(self._rungs):
             too_early = self._since_up <= 2 * self._up_after  # then more time is taken over the next step up
             self._up_after = min(2 * self._up_after, _UP_AFTER_MOST) if too_early else _UP_AFTER
