@@ -152,15 +152,17 @@ def test_stop_ends_what_a_hard_kill_left(patient: Patient) -> None:
     """The last test of the server: its main process is killed, and the record of the launch is lost."""
     schedulers = patient.server.scheduler_pids()
     assert len(schedulers) == 2
-    for pid in schedulers:
-        os.kill(pid, signal.SIGSTOP)  # SGLang's schedulers end with their parent, unless they are stuck
-    os.kill(patient.server.main_pid(), signal.SIGKILL)
     store = RecordStore(Path(patient.server.environment["HS_STATE_DIR"]))
     record = store.find(patient.server.port)
     assert record is not None
+    for pid in schedulers:
+        os.kill(pid, signal.SIGSTOP)  # SGLang's schedulers end with their parent, unless they are stuck
+    os.kill(record.pid, signal.SIGKILL)
+    wait_until(lambda: not record.group.leader_alive(), timeout_s=10, what="the end of the main process")
     store.remove(record)
     done = patient.server.stop()
     assert done.returncode == 0, done.stderr
+    assert "whose record was lost" in done.stdout
     wait_until(
         lambda: not any((info := process_info(pid)) is not None and info.alive for pid in schedulers),
         timeout_s=10,

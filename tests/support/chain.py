@@ -110,17 +110,6 @@ class Server:
         """Processes of the scheduler ranks, by their live markers."""
         return [marker.pid for marker in ControlFolder(self.scratch).live_markers(port=self.port)]
 
-    def main_pid(self) -> int:
-        """SGLang's main process, from the launch record."""
-        status = subprocess.run(
-            [command("hs-server"), "status", "--port", str(self.port)],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        return int(next(word for word in status.replace(",", " ").split() if word.isdigit() and int(word) > 1))
-
     def stop(self) -> subprocess.CompletedProcess[str]:
         """`hs-server stop`."""
         return subprocess.run(
