@@ -64,23 +64,28 @@ def table(record: dict[str, Any]) -> str:
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Ratio over encoding speed."""
+    """Ratio on real states, and speed as a multiple of the reference, a bar for each candidate."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4))
-    for name, candidate in record["candidates"].items():
-        speed, ratio = _speed(record, candidate["encode_s"]), mean_ratio(candidate)
-        ours = name in ("default", "fast")
-        axes.scatter([speed], [ratio], color="tab:orange" if ours else "tab:blue", zorder=3)
-        axes.annotate(name, (speed, ratio), xytext=(6, 4), textcoords="offset points", fontsize=9)
-    axes.set_xscale("log")
-    axes.set_xlabel("encoding, GB of states a CPU-second")
-    axes.set_ylabel("ratio on real bfloat16 states")
-    axes.grid(visible=True, alpha=0.3)
-    axes.margins(0.15)
+    names = list(record["candidates"])[::-1]
+    colours = ["tab:orange" if name in ("default", "fast") else "tab:blue" for name in names]
+    figure, (sizes, speeds) = plt.subplots(1, 2, sharey=True, figsize=(9, 3.8))
+    ratios = [mean_ratio(record["candidates"][name]) for name in names]
+    sizes.barh(names, ratios, color=colours)
+    sizes.set_xlim(1.0, 1.1 * max(ratios))
+    for at, ratio in enumerate(ratios):
+        sizes.text(ratio, at, f" {ratio:.3f}", va="center", fontsize=8)
+    sizes.set_xlabel("ratio on real bfloat16 states")
+    for offset, key, label in ((0.2, "encode_s", "encode"), (-0.2, "decode_s", "decode")):
+        places = [at + offset for at in range(len(names))]
+        times = [_against(record, name, key)[0] for name in names]
+        speeds.barh(places, times, height=0.4, label=label, color="tab:blue" if key == "encode_s" else "lightsteelblue")
+    speeds.axvline(1.0, color="grey", linewidth=0.8)
+    speeds.set_xlabel(f"speed, times {_REFERENCE} in the same round")
+    speeds.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
