@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -30,11 +31,13 @@ from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import PreflightError, StorageError, UsageError
 from hs_formats.fixed_record import FixedRecord
 from hs_formats.index import DatasetIndex
+from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Failed, read_ledger
+from hs_formats.manifest import ManifestReader
 from hs_formats.reader import HiddenStateDataset
 from hs_formats.verified import VerifiedSet
-from part_factory import Record
-from real_sets import chats, drawn_records, write_real_set
+from part_factory import Record, dataset_info, write_dataset
+from real_sets import BOUNDARIES, chats, drawn_records, write_real_set
 
 # All whose finding is certain; suspicions change nothing, and dataset.json is not rebuilt.
 SUSPICIONS = {
@@ -303,3 +306,32 @@ def test_wrong_use_is_told(clean: tuple[Path, Sequence[Record]], tmp_path: Path)
         _run(root, json=str(tmp_path / "nowhere" / "report.json"))
     with pytest.raises(PreflightError, match="cannot run"):
         _run(root, model=str(tmp_path / "no model"))
+
+
+def test_a_dataset_without_samples_is_in_order(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", [])
+    code, text = _run(tmp_path / "set", repair=True)
+    assert (code, "0 done, 0 verified" in text) == (0, True), text
+
+
+def test_copies_of_other_ranks_need_no_file(clean: tuple[Path, Sequence[Record]], tmp_path: Path) -> None:
+    """Writers ``all``: one rank's part is stored, the other's has a line that says it was equal."""
+    _, records = clean
+    paths = write_dataset(
+        tmp_path / "set",
+        records,
+        info=dataset_info(num_layers=8, boundaries=list(BOUNDARIES), hidden_size=32),
+        writers="all",
+        expected_ranks=[0, 1],
+    )
+    lines = ManifestReader(paths.manifest).poll()
+    copies = [
+        msgspec.structs.replace(
+            line, part=line.part.replace(".r00.", ".r01."), status="equal", path="", codec="", stored_bytes=0
+        )
+        for line in lines
+    ]
+    with AppendLog(paths.manifest_file("host-src")) as log:
+        log.append(copies)
+    code, text = _run(paths.root, repair=True)
+    assert (code, "24 done, 24 verified" in text, "repaired   nothing" in text) == (0, True, True), text

@@ -22,6 +22,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
 from hs_formats.part import PartMeta, inspect_part, part_pieces
 from hs_formats.stored import CODECS
+from hs_formats.tiling import Writers
 
 __all__ = ["Record", "dataset_info", "part_bytes", "part_meta", "random_record", "tensor_bytes", "write_dataset"]
 
@@ -119,9 +120,19 @@ def dataset_info(**changes: Any) -> DatasetInfo:
 
 
 def write_dataset(
-    root: Path, records: Sequence[Record], *, codec: str = "default", info: DatasetInfo | None = None
+    root: Path,
+    records: Sequence[Record],
+    *,
+    codec: str = "default",
+    info: DatasetInfo | None = None,
+    writers: Writers = "first",
+    expected_ranks: Sequence[int] = (0,),
 ) -> DatasetPaths:
-    """A dataset of `records`, each in its run's ledger, all in one manifest, intents in order and dones backwards."""
+    """A dataset of `records`, each in its run's ledger, all in one manifest, intents in order and dones backwards.
+
+    All parts are rank 0's, whatever other ranks are expected.
+    """
+    ranks = {"writers": writers, "expected_ranks": list(expected_ranks)}
     paths = DatasetPaths(root)
     paths.create()
     info = info or dataset_info()
@@ -131,7 +142,7 @@ def write_dataset(
     for record in records:
         for name in record.names:
             part = slice(name.start, name.stop)
-            data = part_bytes(name, record.ids[part], record.states[part], boundaries=info.boundaries)
+            data = part_bytes(name, record.ids[part], record.states[part], boundaries=info.boundaries, **ranks)
             relative = paths.stored_name(name, CODECS[codec].suffix)
             layout = part_layout(inspect_part(io.BytesIO(data), name), len(data))
             stored = b"".join(CODECS[codec].encode([data], len(data), layout=layout))
@@ -148,7 +159,8 @@ def write_dataset(
                     xxh3=xxh3_hex([data]),
                     rows_xxh3=xxh3_hex([tensor_bytes(record.states[part])]),
                     ids_xxh3=ids_xxh3(record.ids[part]),
-                    expected_ranks=[0],
+                    writers=writers,
+                    expected_ranks=list(expected_ranks),
                 )
             )
         ledgers[record.rid.run].append(
