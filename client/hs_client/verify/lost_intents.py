@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hs_client.chat_options import ChatOptions, parse_arguments
@@ -17,21 +16,13 @@ from hs_client.prepare import Prepared, prepare
 from hs_client.row_error import RowError
 from hs_client.rows import parse_row
 from hs_client.tokenizing import ChatTokenizer, load_tokenizer
+from hs_client.verify.mend import LostRecord
 from hs_formats.dataset import DatasetInfo
 from hs_formats.hashing import ids_xxh3
 from hs_formats.ledger import Intent
 from hs_formats.names import MAX_TOKENS
 
-__all__ = ["LostRecord", "find_intents"]
-
-
-@dataclass(frozen=True, slots=True)
-class LostRecord:
-    """A whole record that no intent fits."""
-
-    rid: str
-    n: int
-    ids_xxh3: str
+__all__ = ["find_intents"]
 
 
 def find_intents(

@@ -13,7 +13,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.mask import spans_to_mask
 from hs_formats.names import run_of_rid
 
-__all__ = ["FileFacts", "MendedLedgers", "mend_ledgers", "mend_manifests", "trusted_intents"]
+__all__ = ["FileFacts", "LostRecord", "MendedLedgers", "mend_ledgers", "mend_manifests", "trusted_intents"]
 
 _NOT_WHOLE = "its record is not whole, or what was sent for it is not known any more"
 
@@ -24,6 +24,15 @@ class FileFacts:
 
     line: ManifestLine | None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecord:
+    """A whole record that no intent fits."""
+
+    rid: str
+    n: int
+    ids_xxh3: str
 
 
 def mend_manifests(

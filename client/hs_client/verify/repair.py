@@ -18,8 +18,7 @@ import msgspec
 
 from hs_client.claim import live_runs
 from hs_client.verify.findings import Finding
-from hs_client.verify.lost_intents import LostRecord, find_intents
-from hs_client.verify.mend import FileFacts, MendedLedgers, mend_ledgers, mend_manifests, trusted_intents
+from hs_client.verify.mend import FileFacts, LostRecord, MendedLedgers, mend_ledgers, mend_manifests, trusted_intents
 from hs_client.verify.part_file import read_part
 from hs_client.verify.run import Verification
 from hs_formats.control import ControlFolder, now_s
@@ -29,7 +28,7 @@ from hs_formats.errors import FormatError, PreflightError
 from hs_formats.hashing import xxh3_hex
 from hs_formats.index import record_parts
 from hs_formats.jsonl import encode_line
-from hs_formats.ledger import LedgerLine, RunStarted
+from hs_formats.ledger import Intent, LedgerLine, RunStarted
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import run_of_rid
 
@@ -135,7 +134,11 @@ def repair(done: Verification, *, scratch: Path, prompts: Sequence[Path]) -> Rep
     hashes = {rid: ids for rid, (_, ids) in record_ids.items()}
     sound = mend_ledgers(ledgers, manifest, hashes, bad=bad)
     taken = {sample for sample in books.index.samples if sample not in sound.lost}
-    rebuilt = find_intents(lost, prompts, done.info, taken=taken) if prompts else []
+    rebuilt: list[Intent] = []
+    if prompts:
+        from hs_client.verify.lost_intents import find_intents  # rows need what the tokenizer needs
+
+        rebuilt = find_intents(lost, prompts, done.info, taken=taken)
     mended = mend_ledgers(ledgers, manifest, hashes, bad=bad, rebuilt=rebuilt)
     result.found, result.lost, result.unnamed = mended.found, mended.lost, len(lost) - len(rebuilt)
     _quarantine(paths, facts, result, at)
