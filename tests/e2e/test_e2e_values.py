@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from chain import ServerFactory, run_client, running_mover
+from chain import ServerFactory, command, run_client, running_mover
 from checker import Reference, check_dataset
 from hs_formats.reader import HiddenStateDataset
 from prompt_files import mixed_rows, write_rows
@@ -53,6 +54,16 @@ def test_every_prompt_becomes_one_record_equal_to_transformers(
     # Some prompts were long enough to be captured in several chunks.
     assert any("t0000016-" in path.name for path in (dataset / "data").rglob("*"))
     _negative_controls(data, reference)
+    # Verification finds nothing wrong with a real capture, computed again or not.
+    options = [] if model != "tiny-llama" else ["--model", str(server.model), "--sample", "5"]
+    verified = subprocess.run(
+        [command("hs-client"), "verify", str(dataset), "--scratch", str(server.scratch), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert len(HiddenStateDataset(dataset, verified_only=True)) == len(rows)
 
 
 def _negative_controls(data: HiddenStateDataset, reference: Reference) -> None:
