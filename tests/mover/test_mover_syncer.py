@@ -140,6 +140,7 @@ def test_a_folder_that_cannot_be_synced_fails_all_that_is_in_it(
     tmp_path: Path, running: Syncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad").mkdir()
+
     def failing(folder: Path) -> None:
         if folder.name == "bad":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
