@@ -12,7 +12,6 @@ from hs_client.lean_import import usable_torchvision, without_torch
 from hs_client.loss_mask import Span, join, spans_of_tokens
 from hs_client.messages import Message, trainable
 from hs_client.row_error import RowError
-from hs_client.templates import ChatTemplate
 
 __all__ = ["ChatTokenizer", "Tokens", "load_tokenizer"]
 
@@ -34,6 +33,8 @@ class ChatTokenizer:
     """
 
     def __init__(self, tokenizer: Any, chat: ChatOptions = ChatOptions()) -> None:  # noqa: B008 - it is frozen
+        from hs_client.templates import ChatTemplate  # needs jinja2, which comes with the extra `tokenize`
+
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, source=chat.template, arguments=chat.arguments)
         self._train_on = chat.train_on
@@ -135,6 +136,7 @@ def load_tokenizer(
     """
     with without_torch() if lean and not trust_remote_code else usable_torchvision():
         try:
+            import jinja2  # noqa: F401 - transformers does without until there is a template
             from transformers import AutoTokenizer
             from transformers.utils import logging
         except ImportError as error:

@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hs_client", "hs_formats", "hs_mover", "hs_server")
 SCRIPTS = ("hs-client", "hs-mover", "hs-server")
 # What SGLang's own environment brings. Nothing else may be needed beyond the base dependencies.
-NEED_TORCH = ("hs_client.export.", "hs_formats.reader", "hs_server.capture.")
+NEED_TORCH = (
+    *("hs_client.export.", "hs_client.verify.recompute"),
+    *("hs_formats.collate", "hs_formats.reader", "hs_formats.streaming", "hs_server.capture."),
+)
+NEED_JINJA = {"hs_client.message_marks", "hs_client.templates"}
+EXPORT_PACKAGES = {"pyarrow", "safetensors", "torch"}
 LEFT_OUT = ("hs_server.cpu_profile.on_pythonpath",)  # acts when imported, by design
 
 CONSUMER = """\
@@ -209,14 +214,14 @@ def test_an_export_of_a_bare_environment_names_what_to_install(built: Built, tmp
     )
 
 
-def test_only_the_reader_the_exports_and_the_capture_import_torch(built: Built, tmp_path: Path) -> None:
+def test_nothing_but_what_needs_them_imports_torch_and_other_extras(built: Built, tmp_path: Path) -> None:
     done = built.run("python", "-c", IMPORT_ALL, ",".join(PACKAGES), ",".join(LEFT_OUT), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     failed: dict[str, str] = json.loads(done.stdout)
     assert "hs_formats.reader" in failed
-    assert {package for name, package in failed.items() if not name.startswith("hs_client.export.")} == {"torch"}
-    assert set(failed.values()) == {"pyarrow", "safetensors", "torch"}
-    assert [name for name in failed if not name.startswith(NEED_TORCH)] == []
+    assert {name for name, package in failed.items() if package == "jinja2"} == NEED_JINJA
+    assert {package for name, package in failed.items() if name.startswith("hs_client.export.")} <= EXPORT_PACKAGES
+    assert [name for name in failed if not name.startswith(NEED_TORCH) and name not in NEED_JINJA] == []
 
 
 def test_a_consumer_type_checks_without_settings(built: Built, tmp_path: Path) -> None:
