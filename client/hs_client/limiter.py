@@ -21,14 +21,21 @@ class Limiter:
         self._now: Party = ""
         self._since_s = at_s
         self._spans: deque[tuple[float, float, Party]] = deque()
+        self._totals_s: dict[Party, float] = {}
 
     def wait_for(self, party: Party, at_s: float) -> None:
         """From now on the next request waits for `party`."""
         if party != self._now:
             self._spans.append((self._since_s, at_s, self._now))
+            self._totals_s = self.totals_s(at_s)
             self._now, self._since_s = party, at_s
         while self._spans and self._spans[0][1] < at_s - _WINDOW_S:
             self._spans.popleft()
+
+    def totals_s(self, at_s: float) -> dict[Party, float]:
+        """Seconds since the start by party."""
+        spent_s = self._totals_s.get(self._now, 0.0) + at_s - self._since_s
+        return {**self._totals_s, self._now: spent_s}
 
     def shares(self, at_s: float) -> dict[Party, float]:
         """Share of the last `_WINDOW_S` by party, of the time since the start where that is shorter."""

@@ -61,7 +61,7 @@ class Sender:
                 error = caught
             else:
                 now_s = anyio.current_time()
-                self._tally.latencies_s.append(now_s - started_s)
+                self._tally.answer(now_s - started_s)
                 backend.spoke(now_s)
                 backend.storage.correlator.answered(attempt, answer)
                 return

@@ -30,6 +30,7 @@ from hs_client.sites import Sites
 from hs_client.summary import summary, summary_lines
 from hs_client.sweep import sweep
 from hs_client.tally import Tally
+from hs_client.timeline_log import TimelineLog
 from hs_formats.control import RunState
 from hs_formats.errors import FormatError, HsError, StorageError
 from hs_formats.ledger import RunStarted
@@ -78,6 +79,7 @@ class Session:
         self._unsent = 0
         self._run = _fresh_run(self._places, plan.history)
         self._failed: set[str] = set()
+        self._timeline = TimelineLog(self._paths.timeline_file(self._run), tally, say=progress.say)
         tally.on_failed = lambda sample: self._failed.add(sample.where)
 
     def _count_to_send(self, left: int) -> None:
@@ -113,7 +115,9 @@ class Session:
         unfinished = error is not None or interrupted
         pending = self._unsent + (tally.left if unfinished else 0)
         code = error.exit_code if error is not None else INTERRUPTED if interrupted else tally.exit_code
-        self._finish(pending, code, "" if error is None else str(error))
+        reason = "" if error is None else str(error)
+        self._timeline.end(code, reason)
+        self._finish(pending, code, reason)
         if error is not None:
             raise error
         if interrupted:
@@ -211,9 +215,11 @@ class Session:
         except OSError as caught:
             raise self._scratch_broken(caught) from None
         self._progress.follow(runner.snapshot)
+        self._timeline.follow(runner.snapshot, runner.limiter)
         error: HsError | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(self._progress.serve)
+            group.start_soon(self._timeline.serve)
             group.start_soon(self._signals, runner)
             try:
                 await runner.run()

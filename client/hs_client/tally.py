@@ -11,7 +11,7 @@ from hs_client.attempt import Verdict
 from hs_client.prepare import Prepared
 from hs_formats.manifest import ManifestLine
 
-__all__ = ["SHOWN_PROBLEMS", "Reason", "Tally", "percentile", "show_bytes", "show_seconds"]
+__all__ = ["SHOWN_PROBLEMS", "Reason", "Tally", "percentile", "reason_kind", "show_bytes", "show_seconds"]
 
 SHOWN_PROBLEMS = 20
 
@@ -36,7 +36,7 @@ class Reason:
 class Tally:
     """Counters of one run. `earlier` samples were done before it; `waited_s` is by what was waited for.
 
-    `latencies_s` are those of the last answers, in seconds. `on_failed` is told of every sample that fails.
+    `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample.
     """
 
     total: int = 0
@@ -48,6 +48,7 @@ class Tally:
     rejected: int = 0
     retried: int = 0
     sent: int = 0
+    answered: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     raw_bytes: int = 0
@@ -67,6 +68,11 @@ class Tally:
         """A sample is done, with the parts of `lines`."""
         self.add_record(sample.n, sample.spans, lines)
         self.adopted += adopted
+
+    def answer(self, seconds: float) -> None:
+        """A request was answered after `seconds`."""
+        self.answered += 1
+        self.latencies_s.append(seconds)
 
     def add_record(self, n: int, spans: Iterable[tuple[int, int]], lines: Iterable[ManifestLine]) -> None:
         """A record of `n` tokens is done, of which those in `spans` are trained on."""
@@ -88,7 +94,7 @@ class Tally:
     def reject(self, where: str, reason: str) -> None:
         """A row can never be done."""
         self.rejected += 1
-        self._note("rejected", _kind(reason), where, reason)
+        self._note("rejected", reason_kind(reason), where, reason)
         self._show(f"{where}: rejected: {reason}")
 
     def _note(self, fate: str, kind: str, where: str, reason: str) -> None:
@@ -114,7 +120,7 @@ class Tally:
         return 1 if self.failed or self.rejected else 0
 
 
-def _kind(reason: str) -> str:
+def reason_kind(reason: str) -> str:
     """`reason` without what differs from row to row: numbers, names in quotes, paths."""
     return " ".join(_VARYING.sub("…", reason).split())[:_MAX_REASON]
 

@@ -89,6 +89,7 @@ class DatasetPaths:
         self.manifest = root / "manifest"
         self.ledger = root / "ledger"
         self.quarantine = root / "quarantine"
+        self.timeline = root / "timeline"
         self.verified = root / "verified.json"
 
     def stored_name(self, part: PartName, suffix: str) -> str:
@@ -110,6 +111,10 @@ class DatasetPaths:
     def ledger_file(self, run: str) -> Path:
         """Ledger of one run."""
         return self.ledger / f"{run}.jsonl"
+
+    def timeline_file(self, run: str) -> Path:
+        """Timeline of one run; may be missing."""
+        return self.timeline / f"{run}.jsonl"
 
     def manifest_file(self, mover_id: str) -> Path:
         """Manifest of one mover."""

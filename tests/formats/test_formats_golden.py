@@ -23,6 +23,7 @@ from hs_formats.ledger import read_ledger
 from hs_formats.manifest import ManifestReader
 from hs_formats.part import inspect_part
 from hs_formats.stored import read_stored
+from hs_formats.timeline import read_timeline
 from unhsz import unhsz
 
 FILES = {path.name for path in GOLDEN.iterdir() if path.suffix not in {".py", ".md"} and path.is_file()}
@@ -107,3 +108,4 @@ def test_the_dataset_files(tmp_path: Path) -> None:
     assert reader.poll() == golden_files.MANIFEST
     assert reader.bad == 0
     assert read_ledger(GOLDEN / "ledger.jsonl") == golden_files.LEDGER
+    assert read_timeline(GOLDEN / "timeline.jsonl") == golden_files.TIMELINE

@@ -25,6 +25,7 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
 from hs_formats.part import inspect_part
 from hs_formats.stored import CODECS
+from hs_formats.timeline import TimelinePoint
 from part_factory import part_bytes
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "NAME",
     "RUN",
     "STATES",
+    "TIMELINE",
     "build",
 ]
 
@@ -159,6 +161,31 @@ MANIFEST = [
         flags=["constant"],
     ),
 ]
+TIMELINE = [
+    TimelinePoint(at="2026-01-02T03:04:05.000+00:00", run_s=0.0),
+    TimelinePoint(
+        at="2026-01-02T03:04:07.000+00:00",
+        run_s=2.0,
+        done=2,
+        failed=1,
+        rejected=1,
+        retried=1,
+        sent=5,
+        answered=4,
+        tokens=10,
+        raw_bytes=2000,
+        stored_bytes=1500,
+        in_flight=1,
+        to_store=1,
+        used_bytes=5 << 20,
+        limit_bytes=800 << 20,
+        p50_s=0.25,
+        p95_s=0.5,
+        waited_s={"server": 1.5, "scratch": 0.25},
+        exit_code=4,
+        error="the server is gone",
+    ),
+]
 LEDGER: list[LedgerLine] = [
     RunStarted(
         run=RUN_ID,
@@ -217,3 +244,5 @@ def _write(folder: Path) -> None:
         manifest.append(MANIFEST)
     with AppendLog(folder / "ledger.jsonl") as ledger:
         ledger.append(LEDGER)
+    with AppendLog(folder / "timeline.jsonl") as timeline:
+        timeline.append(TIMELINE)
