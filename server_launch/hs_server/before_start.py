@@ -1,10 +1,11 @@
-"""Everything that is checked right before SGLang is started: GPUs, room, and what earlier runs left."""
+"""Everything that is looked at right before SGLang is started: who reaches it, GPUs, room, what earlier runs left."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError
+from hs_server.exposure import exposure_lines
 from hs_server.gpus import check_gpus
 from hs_server.leftovers import leftover_lines
 from hs_server.room_checks import check_room
@@ -22,7 +23,8 @@ def check_before_start(plan: LaunchPlan, *, share_gpus: bool) -> list[str]:
         PreflightError: something is taken or too small.
     """
     capture = plan.request.capture
-    lines = check_gpus(plan, plan.environment, share=share_gpus)
+    lines = exposure_lines(plan.request)
+    lines += check_gpus(plan, plan.environment, share=share_gpus)
     try:
         lines += check_room(plan, plan.environment)
         if capture is not None:

@@ -13,7 +13,7 @@ from benchmarks import machine, results
 from benchmarks.cases import NAMES, find_case
 from benchmarks.checkout import ROOT, write_dist_info
 from benchmarks.front import main
-from benchmarks.load import Prompt, Vocabulary, foreign_rids, our_rids
+from benchmarks.load import Prompt, Vocabulary, _problem, foreign_rids, our_rids
 from benchmarks.realistic_weights import redraw
 from benchmarks.results import ResultFile, latest, load, write_latest
 from benchmarks.serving import DUMMIES
@@ -150,3 +150,18 @@ def test_redrawn_weights_repeat_and_differ_over_shards_only() -> None:
     assert torch.equal(first["whole.weight"], other["whole.weight"])
     assert torch.equal(first["norm.weight"], torch.ones(64))
     assert float(first["whole.weight"].std()) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("status", "meta", "says"),
+    [
+        (200, {"prompt_tokens": 3, "cached_tokens": 0}, None),
+        (200, {"prompt_tokens": 3, "cached_tokens": 2}, "2 tokens came from a cache"),
+        (200, {"prompt_tokens": 2}, "2 prompt tokens instead of 3"),
+        (200, {"prompt_tokens": 3, "finish_reason": {"type": "abort", "message": "no"}}, "aborted: no"),
+        (503, {}, "status 503"),
+    ],
+)
+def test_an_answer_from_a_cache_is_a_failure(status: int, meta: dict[str, Any], says: str | None) -> None:
+    problem = _problem(Prompt("hs-x", [1, 2, 3]), status, json.dumps({"meta_info": meta}).encode())
+    assert problem == says if says is None else problem is not None and problem.startswith(says)

@@ -6,7 +6,8 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,20 @@ def test_a_cut_file_is_never_taken_for_a_short_one(tmp_path: Path, pack: Any, ke
         list(read_lines(InputFile.of(path)))
     with pytest.raises(BadPrompts, match="cannot read"):
         make_plan(open_inputs([path]), History())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, _zstd], ids=["gzip", "zstd"])
+def test_a_packed_line_of_any_size_costs_no_memory(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "bomb.jsonl"
+    path.write_bytes(pack(bytes(300 << 20)) + pack(b"\n" + _PLAIN))
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    try:
+        found = [(item.number, item.data is None) for item in read_lines(InputFile.of(path), max_bytes=1 << 20)]
+        assert tracemalloc.get_traced_memory()[1] < 150 << 20
+    finally:
+        tracemalloc.stop()
+    assert found == [(1, True), *((number, False) for number in range(2, 52))]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, _zstd], ids=["gzip", "zstd"])

@@ -315,6 +315,18 @@ def test_what_is_not_a_part_is_left_alone(
     assert canary.name not in text
 
 
+def test_foreign_names_are_named_up_to_a_number(src: Path, dst: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(300):
+        (src / f"foreign-{number:03d}").touch()
+    good = drop_part(src, rid(1), 0, 4, 4)
+    with caplog.at_level("INFO", "hs_mover"):
+        move_once(src, dst)
+    assert list(lines_of(dst / "set")) == [good.name]
+    assert sum("foreign-" in message for message in caplog.messages) == 20
+    assert caplog.messages.count("leaving more such names alone, without naming them") == 1
+    assert len(list(src.glob("foreign-*"))) == 300
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 def test_files_of_other_users_are_left_alone(src: Path, dst: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = drop_part(src, rid(1), 0, 4, 4)

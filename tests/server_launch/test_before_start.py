@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from hs_formats.control import ControlFolder
 from hs_formats.errors import PreflightError, UsageError
 from hs_server.before_start import check_before_start
+from hs_server.exposure import exposure_lines
 from hs_server.gpus import BUSY_BYTES, Gpu, check_gpus, parse_gpus, taken_gpus, visible_gpus
 from hs_server.leftovers import leftover_lines
 from hs_server.model_config import ModelConfig
@@ -268,3 +269,23 @@ def test_unknown_model_classes_are_refused_before_the_start(
 
 def test_the_limit_of_a_busy_gpu_is_above_what_an_idle_one_shows() -> None:
     assert 600 << 20 < BUSY_BYTES < 10 * GIB
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert exposure_lines(LaunchRequest(model_path="m", capture=None, host=host)) == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "node7"])
+def test_a_server_open_to_others_without_a_key_is_warned_of(host: str) -> None:
+    open_to_all = LaunchRequest(model_path="some/model", capture=None, profile="cpu", host=host, port=8123)
+    warning, remedy = exposure_lines(open_to_all)
+    assert warning.startswith("warning")
+    assert f"--host {host} without --api-key" in warning
+    assert "port 8123" in warning
+    assert "HS_API_KEY" in remedy
+    plan = make_plan(open_to_all, {"PATH": os.environ["PATH"]})
+    assert check_before_start(plan, share_gpus=False)[:2] == [warning, remedy]
+    for key in (("--api-key", "secret"), ("--api-key=secret",)):
+        assert exposure_lines(dataclasses.replace(open_to_all, pass_through=key)) == []
+    assert exposure_lines(dataclasses.replace(open_to_all, pass_through=("--admin-api-key", "x"))) != []

@@ -72,6 +72,17 @@ def test_writing_the_same_part_again_replaces_it_whole(tmp_path: Path) -> None:
     assert bytes(second.states()[0]) in path.read_bytes()
 
 
+def test_parts_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    item, _ = job(1, 2)
+    before = os.umask(0)
+    try:
+        write_part(tmp_path, item)
+    finally:
+        os.umask(before)
+    (part,) = tmp_path.iterdir()
+    assert part.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
