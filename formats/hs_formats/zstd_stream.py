@@ -12,8 +12,8 @@ from hs_formats.errors import FormatError
 __all__ = ["ZstdReader"]
 
 _READ_BYTES = 2 << 10
-"""Given to the library at once. A hostile block of 4 bytes is 128 KiB, so a step is 64 MiB at most, and twice that for a
-moment."""
+"""Given to the library at once. A hostile block of 4 bytes is 128 KiB, so a step is 64 MiB at most, for a
+moment twice."""
 
 _WINDOW_BYTES = 1 << 31
 """As ``zstd --long=31`` writes."""
