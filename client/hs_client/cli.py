@@ -11,6 +11,7 @@ from typing import Literal
 import click
 
 from hs_client.export.cli import export
+from hs_client.report.cli import report
 from hs_client.subset.cli import merge, split
 from hs_formats.errors import HsError, UsageError
 
@@ -320,6 +321,7 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
 
 cli.add_command(export)
 cli.add_command(merge)
+cli.add_command(report)
 cli.add_command(split)
 
 
@@ -330,14 +332,19 @@ def main() -> None:
     except click.exceptions.Abort:
         _leave("interrupted", 130)
     except click.ClickException as error:
-        _leave(f"error: {error.format_message()} (see hs-client --help)", error.exit_code)
+        _leave(f"error: {error.format_message()}{_see_help()}", error.exit_code)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except HsError as error:
-        hint = "" if not isinstance(error, UsageError) else " (see hs-client --help)"
-        _leave(f"error: {error}{hint}", error.exit_code)
+        _leave(f"error: {error}{_see_help() if isinstance(error, UsageError) else ''}", error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
+
+
+def _see_help() -> str:
+    # The group has no options but --help and --version, so that a command can only stand first.
+    command = f" {sys.argv[1]}" if sys.argv[1:] and sys.argv[1] in cli.commands else ""
+    return f" (see hs-client{command} --help)"
 
 
 def _leave(text: str, code: int) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "Marker",
     "MoverState",
     "RunState",
+    "against_others",
     "default_scratch",
     "now_s",
     "used_bytes",
@@ -66,6 +67,15 @@ CLIENT_GRACE_S = 30.0
 def default_scratch(environment: Mapping[str, str] = os.environ) -> Path:
     """Scratch where no option names it: ``$SGLANG_HS_DUMP_DIR``, else `DEFAULT_SCRATCH`."""
     return Path(environment.get("SGLANG_HS_DUMP_DIR") or DEFAULT_SCRATCH)
+
+
+def against_others(scratch: Path, mode: int) -> str | None:
+    """How to keep other users out of a scratch folder of this `mode`; None where none of them may enter."""
+    if not stat.S_IMODE(mode) & 0o077:
+        return None
+    if mode & stat.S_ISVTX:  # /tmp, or /dev/shm itself: closing those would break the machine for everybody else
+        return f"that one is everybody's; give a folder of its own, such as {scratch / 'sglang_hs'}"
+    return f"chmod 700 {scratch}"
 
 
 DEAD_SERVER_KEPT_S = 120.0
@@ -158,7 +168,7 @@ class MoverState:
     All sizes are bytes, all times CLOCK_BOOTTIME seconds. `limit_bytes` is the fill of scratch (``used`` as the file
     system reports it) up to which requests may be granted; `state` is ``moving``, ``holding`` or ``stopping``.
     `drain_s` is how long the backlog takes at the present rate, negative where nothing is being moved;
-    `left_alone_parts` counts files that have a part's name and stay in scratch, because they cannot be moved or deleted.
+    `left_alone_parts` counts files with a part's name and stay in scratch, because they cannot be moved or deleted.
     """
 
     pid: int

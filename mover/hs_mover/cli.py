@@ -236,7 +236,10 @@ def main() -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        print(f"error: {error.format_message()} (see hs-mover --help)", file=sys.stderr)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.info_name if context is not None and context.parent is not None else None
+        see = "hs-mover --help" if command is None else f"hs-mover {command} --help"
+        print(f"error: {error.format_message()} (see {see})", file=sys.stderr)
         sys.exit(error.exit_code)
     except HsError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hs_formats.control import ControlFolder
+from hs_formats.control import ControlFolder, against_others
 from hs_formats.errors import FormatError, PreflightError
 
 __all__ = ["ScratchLock", "ScratchOpen", "ScratchTaken"]
@@ -22,7 +22,7 @@ class ScratchTaken(PreflightError):
 
 
 class ScratchOpen(PreflightError):
-    """scratch {scratch} is open to others (mode {mode:04o}): chmod 700 {scratch}"""
+    """scratch {scratch} is open to others (mode {mode:04o}): {remedy}"""
 
 
 class ScratchLock:
@@ -41,10 +41,13 @@ class ScratchLock:
             FormatError: the folder is not ours to use.
             OSError: it cannot be made.
         """
+        scratch = self._control.scratch
+        with suppress(FileNotFoundError):  # before anything is put there
+            mode = scratch.stat().st_mode
+            remedy = against_others(scratch, mode)
+            if remedy is not None:
+                raise ScratchOpen(scratch=scratch, mode=stat.S_IMODE(mode), remedy=remedy)
         self._control.create()
-        mode = stat.S_IMODE(self._control.scratch.stat().st_mode)
-        if mode & 0o077:
-            raise ScratchOpen(scratch=self._control.scratch, mode=mode)
         path = self._control.mover_lock
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from hs_formats.control import ControlFolder
+from hs_formats.control import ControlFolder, against_others
 from hs_formats.doctor_pass import forget_dead_passes
 from hs_formats.errors import FormatError, PreflightError
 
@@ -70,7 +70,6 @@ def _check(folder: Path, found: os.stat_result) -> None:
             f"scratch {folder} belongs to user {found.st_uid}, not to you ({os.geteuid()})\n"
             "  choose another with --dump-dir"
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise PreflightError(
-            f"scratch {folder} is open to others (mode {stat.S_IMODE(found.st_mode):04o})\n  chmod 700 {folder}"
-        )
+    remedy = against_others(folder, found.st_mode)
+    if remedy is not None:
+        raise PreflightError(f"scratch {folder} is open to others (mode {stat.S_IMODE(found.st_mode):04o})\n  {remedy}")

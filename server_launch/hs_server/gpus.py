@@ -101,7 +101,7 @@ def check_gpus(plan: LaunchPlan, environment: Mapping[str, str], *, share: bool)
         return []
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None:
-        return ["gpus      not looked at: there is no nvidia-smi"]
+        return ["gpus      not looked at: there is no nvidia-smi; a machine without GPUs needs --profile cpu"]
     try:
         gpus = parse_gpus(
             _ask(program, "--query-gpu=index,uuid,memory.used,memory.total"),

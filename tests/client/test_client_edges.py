@@ -236,7 +236,7 @@ def test_packed_files_and_a_pipe_are_read_and_an_archive_is_named_as_one(mover: 
         assert refused.code == 2
         assert (
             refused.text
-            == f"error: cannot read {archive}: it is a zip archive: unpack it first (see hs-client --help)\n"
+            == f"error: cannot read {archive}: it is a zip archive: unpack it first (see hs-client run --help)\n"
         )
         command = argv(server, [Path("-")], "--dataset", "p")
         rows = b'{"id": "a", "input_ids": [1, 2]}\n{"id": "b", "input_ids": [3]}\n'

@@ -211,10 +211,12 @@ def test_deleted_files_are_counted_once(tmp_path: Path) -> None:
     assert describe([found]).endswith(f"{found.command} (pid {os.getpid()}) still have open")
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o711, 0o1777])
-def test_a_scratch_that_others_may_enter_is_refused(src: Path, tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "remedy"), [(0o755, "chmod 700"), (0o711, "chmod 700"), (0o1777, "that one is everybody's")]
+)
+def test_a_scratch_that_others_may_enter_is_refused(src: Path, tmp_path: Path, mode: int, remedy: str) -> None:
     src.chmod(mode)
-    with pytest.raises(PreflightError, match=rf"open to others \(mode {mode:04o}\): chmod 700"):
+    with pytest.raises(PreflightError, match=rf"open to others \(mode {mode:04o}\): {remedy}"):
         move_once(src, tmp_path / "data")
 
 

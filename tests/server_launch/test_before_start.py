@@ -99,7 +99,7 @@ def test_too_few_gpus(nvidia_smi: Callable[..., dict[str, str]]) -> None:
 
 def test_where_nothing_can_be_told_it_is_said(nvidia_smi: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     assert check_gpus(plan_of(), {"PATH": str(tmp_path)}, share=False) == [
-        "gpus      not looked at: there is no nvidia-smi"
+        "gpus      not looked at: there is no nvidia-smi; a machine without GPUs needs --profile cpu"
     ]
     (line,) = check_gpus(plan_of(), nvidia_smi(0, code=9), share=False)
     assert line.startswith("gpus      not looked at: nvidia-smi: ")

@@ -62,6 +62,13 @@ def test_dump_dir_open_to_others_is_refused(tmp_path: Path) -> None:
         prepare_dump_dir(tmp_path)
 
 
+def test_nobody_is_told_to_close_a_folder_that_is_everybodys(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(PreflightError, match=f"everybody's; give a folder of its own, such as {tmp_path}/sglang_hs"):
+        prepare_dump_dir(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_dump_dir_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
