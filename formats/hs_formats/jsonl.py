@@ -9,6 +9,8 @@ one can be told. Readers do not need it, and none but ``hs-client verify`` looks
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import zlib
@@ -50,6 +52,9 @@ def crc_fits(text: bytes) -> bool | None:
 class AppendLog:
     """One writer's end of a JSON-lines file.
 
+    While it is open it has a shared lock (flock) on the file, where the file system has locks, so that who wants to
+    replace the file can tell, on whatever scratch the writer works.
+
     Raises:
         OSError: the file cannot be opened; its folder must exist.
     """
@@ -61,6 +66,8 @@ class AppendLog:
             size = os.fstat(self._fd).st_size
             self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
             fsync_folder(path.parent)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BaseException:
             os.close(self._fd)
             raise

@@ -26,6 +26,8 @@ from hs_client.history import read_history
 from hs_client.info_command import info_lines
 from hs_client.rows import digest
 from hs_client.verify.command import VerifySettings, verify_command
+from hs_client.verify.repair import repair
+from hs_client.verify.run import verify
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import PreflightError, StorageError, UsageError
@@ -222,6 +224,37 @@ def test_a_dataset_that_somebody_writes_to_is_not_repaired(
         repair()
     os.close(fd)
     assert repair() == 0
+
+
+def test_books_that_a_writer_has_open_are_not_replaced_whatever_its_scratch(
+    clean: tuple[Path, Sequence[Record]], tmp_path: Path
+) -> None:
+    root = clean_copy(clean[0], tmp_path / "set")
+    for book in (next((root / "ledger").glob("*.jsonl")), next((root / "manifest").glob("*.jsonl"))):
+        with AppendLog(book), pytest.raises(PreflightError, match=f"somebody writes to .*{book.name}"):
+            _run(root, repair=True)
+    assert _run(root, repair=True)[0] == 0
+
+
+def test_books_that_changed_since_they_were_verified_are_not_replaced(
+    clean: tuple[Path, Sequence[Record]], tmp_path: Path
+) -> None:
+    root = clean_copy(clean[0], tmp_path / "set")
+    paths = DatasetPaths(root)
+    info = paths.read_info()
+    assert info is not None
+    done = verify(paths, info)
+    ledger = next(paths.ledger.glob("*.jsonl"))
+    before = ledger.read_bytes()
+    ledger.write_bytes(before + b"\n")
+    with pytest.raises(PreflightError, match="changed while the dataset was verified"):
+        repair(done, scratch=tmp_path, prompts=())
+    ledger.write_bytes(before)
+    paths.ledger_file("0000beef").touch()
+    with pytest.raises(PreflightError, match="came or went while the dataset was verified"):
+        repair(done, scratch=tmp_path, prompts=())
+    paths.ledger_file("0000beef").unlink()
+    assert not repair(done, scratch=tmp_path, prompts=()).changed
 
 
 # -- the command line

@@ -38,9 +38,13 @@ _PATIENCE_S = 1.0
 
 @dataclass(slots=True)
 class BookFile(Generic[Line]):
-    """One JSON-lines file: its good lines, and those that could not be read, by line number from 1."""
+    """One JSON-lines file: its good lines, and those that could not be read, by line number from 1.
+
+    `size_bytes`: of the file when it was read.
+    """
 
     path: Path
+    size_bytes: int = 0
     lines: list[Line] = field(default_factory=list)
     bad: dict[int, bytes] = field(default_factory=dict)
 
@@ -123,6 +127,7 @@ def _read_book(path: Path, kind: Any) -> BookFile[Any]:
     sealed = False
     with path.open("rb", buffering=1 << 20) as file:
         for number, text in enumerate(file, start=1):
+            book.size_bytes += len(text)
             if not text.strip():
                 continue
             fits = crc_fits(text)
@@ -283,7 +288,9 @@ def _of_ledgers(books: Books) -> Iterator[Finding]:
                 yield Finding("shared record", rid, f"it is done for {others} as well", sample_id)
     for sample_id, rids in done.items():
         if len(rids) > 1:
-            text = f"{len(rids)} records are done: the first counts, `hs-client prune` lists the others"
+            known = [intents[rid].ids_xxh3 for rid in rids if rid in intents]
+            other = ", of other tokens" if len(set(known)) > 1 else ""
+            text = f"{len(rids)} records are done{other}: the first counts, `hs-client prune` lists the others"
             yield Finding("done twice", min(rids), text, sample_id, severity="note")
     for sample in books.index.samples.values():
         for part in sample.parts:

@@ -7,6 +7,8 @@ Killed at any moment, a second repair goes on from there.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 
 from hs_client.claim import live_runs
+from hs_client.verify.books import BookFile, Books
 from hs_client.verify.findings import Finding
 from hs_client.verify.mend import FileFacts, LostRecord, MendedLedgers, mend_ledgers, mend_manifests, trusted_intents
 from hs_client.verify.part_file import read_part
@@ -110,8 +113,14 @@ def repair(done: Verification, *, scratch: Path, prompts: Sequence[Path]) -> Rep
         PreflightError: somebody is at work on the dataset.
         OSError: it cannot be written.
     """
-    paths, books = done.books.paths, done.books
+    paths = done.books.paths
     _refuse_busy(paths, scratch)
+    with _held(done.books):
+        return _rebuild(done, prompts)
+
+
+def _rebuild(done: Verification, prompts: Sequence[Path]) -> Repair:
+    paths, books = done.books.paths, done.books
     result = Repair()
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     facts = _look_again(done)
@@ -156,6 +165,34 @@ def _refuse_busy(paths: DatasetPaths, scratch: Path) -> None:
     at_work = sorted(path.stem for path in paths.ledger.glob("*.jsonl") if path.stem in busy)
     if at_work:
         raise PreflightError(f"run {at_work[0]} is at work on {paths.root}: let it end before the dataset is repaired")
+
+
+@contextlib.contextmanager
+def _held(books: Books) -> Iterator[None]:
+    """Nobody has a book open to write, on whatever scratch, and each is as it was when it was verified.
+
+    Raises:
+        PreflightError: somebody is at work, or has been since.
+    """
+    paths = books.paths
+    read: list[BookFile[Any]] = [*books.ledgers, *books.manifests]
+    sizes = {book.path: book.size_bytes for book in read}
+    with contextlib.ExitStack() as stack:
+        for path in sorted({*sizes, *paths.ledger.glob("*.jsonl"), *paths.manifest.glob("*.jsonl")}):
+            if path not in sizes or not path.exists():
+                raise PreflightError(f"{path} came or went while the dataset was verified: repeat the command")
+            file = stack.enter_context(path.open("rb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PreflightError(
+                    f"somebody writes to {path}: let the run end and stop the mover before the dataset is repaired"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            if os.fstat(file.fileno()).st_size != sizes[path]:
+                raise PreflightError(f"{path} changed while the dataset was verified: repeat the command")
+        yield
 
 
 def _look_again(done: Verification) -> dict[str, FileFacts]:
