@@ -78,6 +78,8 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
     """
     history = History()
     turned_down: dict[bytes, int] = {}
+    unannounced: list[tuple[bytes, Done]] = []
+    failed: set[str] = set()  # attempts given up; the record of one may have come late
     for path in sorted(paths.ledger.glob("*.jsonl")):
         run = path.stem
         history.runs.add(run)
@@ -91,12 +93,13 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
                     intent = pending.pop(line.rid, None)
                     tokens += 0 if intent is None else intent.n
                     key = digest(line.sample_id)
-                    if line.content:
-                        history.done[key] = int(line.content, 16)
+                    if intent is None and line.rid not in failed:
+                        unannounced.append((key, line))
                     else:
-                        history.done.add(key)
+                        _note_done(history, key, line)
                 case Failed():
-                    pending.pop(line.rid, None)
+                    if pending.pop(line.rid, None) is not None:
+                        failed.add(line.rid)
                 case Rejected(sample_id=sample_id) if sample_id:
                     key = digest(sample_id)
                     history.rejected[key] = line.reason
@@ -113,6 +116,10 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
         if run not in live_runs:
             for intent in pending.values():
                 history.open.setdefault(digest(intent.sample_id), []).append(intent)
+    for key, line in unannounced:
+        # An adopted record has its intent in another ledger. One whose intent is lost is no sample to `DatasetIndex`.
+        if any(intent.rid == line.rid for intent in history.open.get(key, [])):
+            _note_done(history, key, line)
     for key in [key for key in history.open if key in history.done]:
         del history.open[key]
     for key in [key for key in history.rejected if key in history.done]:
@@ -121,6 +128,12 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
         if key in turned_down:
             history.content[key] = turned_down[key]
     return history
+
+
+def _note_done(history: History, key: bytes, line: Done) -> None:
+    # Of two records the first one counts, for `DatasetIndex` too: what that is of is what is done.
+    if not history.done.get(key):
+        history.done[key] = int(line.content or "0", 16)
 
 
 def _rate(path: Path, started_at: str, tokens: int) -> RunRate | None:

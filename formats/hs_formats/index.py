@@ -100,19 +100,27 @@ class DatasetIndex:
         """Join the lines of all ledgers, a sequence for each file, with those of the manifests, one for each part."""
         intents: dict[str, Intent] = {}
         winners: dict[str, str] = {}
+        others: dict[str, list[str]] = {}
         for ledger in sorted(filter(None, ledgers), key=lambda lines: getattr(lines[0], "started_at", "")):
             for ledger_line in ledger:
                 match ledger_line:
                     case Intent(rid=rid):
                         intents[rid] = ledger_line
                     case Done(sample_id=sample_id, rid=rid):
-                        winners[sample_id] = min(rid, winners.get(sample_id, rid))
+                        known = winners.setdefault(sample_id, rid)
+                        if known != rid:
+                            others.setdefault(sample_id, [known]).append(rid)
                     case _:
                         pass
         runs = {run: position for position, run in enumerate(dict.fromkeys(map(run_of_rid, intents)))}
         by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
         for line in manifest:
             by_rid[rid_of_part(line.part)].append(line)
+        # Of several done records the first whole one counts; where none is whole, the first.
+        for sample_id, rids in others.items():
+            rids.sort()
+            whole = (rid for rid in rids if _whole(sample_id, rid, intents.get(rid), by_rid.get(rid, [])))
+            winners[sample_id] = next(whole, rids[0])
         samples: dict[str, IndexedSample] = {}
         broken: dict[str, BrokenSample] = {}
         order = sorted(winners.items(), key=lambda item: (runs.get(run_of_rid(item[1]), -1), item[1]))
@@ -122,6 +130,14 @@ class DatasetIndex:
             except FormatError as error:
                 broken[sample_id] = BrokenSample(sample_id, rid, str(error))
         return cls(samples, broken, tuple(sample_id for sample_id, _ in order))
+
+
+def _whole(sample_id: str, rid: str, intent: Intent | None, lines: list[ManifestLine]) -> bool:
+    try:
+        _indexed(sample_id, rid, intent, lines)
+    except FormatError:
+        return False
+    return True
 
 
 def _indexed(sample_id: str, rid: str, intent: Intent | None, lines: list[ManifestLine]) -> IndexedSample:

@@ -314,6 +314,35 @@ def test_prune_spares_what_a_run_adds_meanwhile(tmp_path: Path, monkeypatch: pyt
     assert stored.exists()
 
 
+def test_only_what_the_index_calls_whole_or_broken_by_its_own_fault_is_done(tmp_path: Path) -> None:
+    paths = DatasetPaths(tmp_path)
+    one, two = (f"hs-0000000{run}-00000000-00" for run in (1, 2))
+    late, lost = "hs-00000001-00000001-00", "hs-00000001-00000002-00"
+    adopted = Done(sample_id="adopted", rid="hs-00000002-00000003-00", adopted=True)
+    _write(
+        paths.ledger_file("00000001"),
+        [
+            _intent("twice", one),
+            Done(sample_id="twice", rid=one, content="0a"),
+            _intent("late", late),
+            Failed(sample_id="late", rid=late, kind="x", reason="y"),
+            Done(sample_id="late", rid=late, adopted=True),
+            Done(sample_id="lost", rid=lost),
+            adopted,
+        ],
+    )
+    _write(
+        paths.ledger_file("00000002"),
+        [_intent("twice", two), Done(sample_id="twice", rid=two, content="0b"), _intent("adopted", adopted.rid)],
+    )
+    history = read_history(paths)
+    assert {name for name in ("twice", "late", "lost", "adopted") if digest(name) in history.done} == {
+        *("twice", "late", "adopted")
+    }
+    assert history.done.get(digest("twice")) == 0xA, "the record that counts is the first one's"
+    assert not history.open
+
+
 def test_manifests_are_synced_before_a_done_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))

@@ -213,6 +213,22 @@ def test_the_lowest_winning_rid_counts(tmp_path: Path) -> None:
     assert _load(tmp_path).samples["same"].rid == one.rid
 
 
+def test_of_two_records_a_whole_one_counts(tmp_path: Path) -> None:
+    one = random_record(1, 3, sample_id="same")
+    two = random_record(2, 4, sample_id="same")
+    paths = write_dataset(tmp_path, [two, one])
+    manifest = next(paths.manifest.glob("*.jsonl"))
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    manifest.write_bytes(b"".join(line for line in lines if str(one.rid).encode() not in line))
+    index = _load(tmp_path)
+    assert not index.broken
+    assert index.samples["same"].rid == two.rid
+    manifest.write_bytes(b"")
+    index = _load(tmp_path)
+    assert not index.samples
+    assert index.broken["same"].rid == str(one.rid)
+
+
 def test_only_done_samples_are_there(tmp_path: Path) -> None:
     paths = write_dataset(tmp_path, [random_record(1, 3)])
     with AppendLog(paths.ledger_file("0000abcd")) as log:
