@@ -46,6 +46,7 @@ class LedgerLog:
         self._timeout_s = timeout_s
         self._log: AppendLog | None = None
         self._inode = 0
+        self._written_bytes = 0
         self._waiting: list[_Waiter] = []
         self._wake = anyio.Event()
 
@@ -90,18 +91,25 @@ class LedgerLog:
 
         Raises:
             OSError: they may be partly written.
+            DestinationBroken: what was written before is gone.
         """
         # A removed destination would swallow what is appended to the open file.
         if self._log is not None and (not self.path.exists() or os.stat(self.path).st_ino != self._inode):
             self.close()
         if self._log is None:
-            self._log = AppendLog(self.path)
-            self._inode = os.stat(self.path).st_ino
+            log = AppendLog(self.path)
+            found = os.stat(self.path)
+            if found.st_size < self._written_bytes:
+                log.close()
+                # Going on would leave records whose intents nobody knows, and call them done.
+                raise DestinationBroken(path=self.path, reason="it was removed or cut while the run went on")
+            self._log, self._inode = log, found.st_ino
         if self._manifests is not None and any(isinstance(line, Done) for line in lines):
             for manifest in self._manifests.glob("*.jsonl"):
                 _sync(manifest)
         self._log.append(lines)
         self._log.sync()
+        self._written_bytes = os.stat(self.path).st_size
 
     def close(self) -> None:
         """Close the file."""

@@ -113,6 +113,11 @@ class Plan:
         """Rows in the files, blank lines not counted."""
         return sum(self.counts.values())
 
+    @property
+    def empty(self) -> list[str]:
+        """Files without a row."""
+        return [file.name for file, fates in zip(self.files, self.fates, strict=False) if not any(fates)]
+
     # -- first pass
 
     def count(self, cache_root: Path | None = None, say: Callable[[str], None] = lambda _: None) -> None:
@@ -178,6 +183,8 @@ class Plan:
             file.check_unchanged()
             known = self.fates[index]
             for line in self._lines(file):
+                if line.number > len(known):
+                    break  # appended since, which the check below says
                 if known[line.number - 1] in fates:
                     judged = self._judge(f"{file.name}:{line.number}", index << 40 | line.number, line)
                     if judged is not None and judged.fate in fates:

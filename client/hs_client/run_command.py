@@ -24,6 +24,7 @@ from hs_client.sites import Sites, look_around
 from hs_client.summary import summary_lines
 from hs_client.tally import Tally, show_bytes
 from hs_client.tokenizing import load_tokenizer
+from hs_formats.errors import FormatError
 
 __all__ = ["run_command"]
 
@@ -57,7 +58,9 @@ def run_command(settings: RunSettings) -> int:
     )
     _facts(progress, settings, sites=sites, plan=plan)
     if not plan.left:
-        return _leave_it_at_that(progress, plan, "all usable rows are done: nothing to send")
+        _check_settings(settings, place, server)
+        why = "all usable rows are done" if plan.counts[Fate.DONE] else "no usable row is left"
+        return _leave_it_at_that(progress, plan, f"{why}: nothing to send")
     if trouble is not None or server is None:
         raise trouble or NoMover(scratch=settings.servers[0].scratch, reason="none ever did")
     for unused in sites.troubles:
@@ -87,6 +90,24 @@ def run_command(settings: RunSettings) -> int:
         settings, sites=sites, plan=plan, source=source, progress=progress, tally=tally, started_s=started_s
     )
     return session.run()
+
+
+def _check_settings(settings: RunSettings, place: Place, server: ServerFacts | None) -> None:
+    """See that the dataset, of which nothing is left to do, was made with these settings.
+
+    Raises:
+        DatasetMismatch: with others: what was asked for is not what is there.
+    """
+    if not place.paths.info.exists():
+        return
+    try:
+        info = place.paths.read_info()
+    except (OSError, FormatError) as error:
+        raise DestinationBroken(path=place.paths.info, reason=error) from None
+    if server is not None:
+        info = dataset_info(server.marker, settings.tokenizer or server.tokenizer)
+    if info is not None:
+        check_dataset(place.paths, settings.chat.describe(info), create=False)
 
 
 def _save_caches(plan: Plan, place: Place, progress: Progress) -> None:
@@ -155,6 +176,8 @@ def _facts(progress: Progress, settings: RunSettings, *, sites: Sites, plan: Pla
     bad = f", {c[Fate.REJECTED]} rejected" if c[Fate.REJECTED] else ""
     same = f", {c[Fate.IDENTICAL]} identical" if c[Fate.IDENTICAL] else ""
     away = f", {c[Fate.ELSEWHERE]} of other shards" if c[Fate.ELSEWHERE] else ""
+    for name in plan.empty:
+        progress.say(f"warning    {name} holds no row")
     progress.say(f"rows       {plan.rows}: {c[Fate.DONE]} done, {plan.left} to send{bad}{same}{away}")
 
 

@@ -85,6 +85,37 @@ def test_a_row_that_changed_under_its_id_is_no_longer_done_nor_rejected(mover: M
     assert {line.context_tokens for line in ledgers.kinds(Rejected) if line.sample_id} == {50}
 
 
+def test_a_finished_run_repeated_with_other_settings_is_refused(mover: MoverProcess, tmp_path: Path) -> None:
+    file = prompts(tmp_path / "p.jsonl", [{"id": "a", "input_ids": [1, 2, 3]}])
+    with serving(mover.scratch) as server:
+        assert client(server, file).code == 0
+        assert client(server, file).code == 0
+        other = client(server, file, "--train-on", "last")
+        assert (other.code, len(server.requests)) == (3, 1), other.text
+        assert "train_on: the dataset has all, the server and tokenizer here have last" in other.text
+        (tmp_path / "empty").touch()
+        assert f"warning    {tmp_path / 'empty'} holds no row" in client(server, tmp_path / "empty").text
+    # Nor is it when the server is gone by then.
+    assert client(server, file).code == 0
+    other = client(server, file, "--chat-template-kwargs", '{"enable_thinking": false}')
+    assert other.code == 3
+    assert "template_arguments: the dataset has {}" in other.text
+
+
+def test_a_ledger_removed_under_a_run_is_told_and_its_rows_are_sent_again(mover: MoverProcess, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": f"s{at}", "input_ids": [1, 2, at]} for at in range(60)]
+    file = prompts(tmp_path / "p.jsonl", rows)
+    with serving(mover.scratch, act=lambda number, rid, ids: Act(delay_s=0.05)) as server:
+        process = start(server, file, "--concurrency", "4", log=tmp_path / "log")
+        wait_until(lambda: len(server.requests) > 20, timeout_s=30, what="twenty requests")
+        next((mover.dst / "p" / "ledger").glob("*.jsonl")).unlink()
+        assert process.wait(60) == 5, (tmp_path / "log").read_text()
+        assert "it was removed or cut while the run went on" in (tmp_path / "log").read_text()
+        ended = client(server, file)
+    assert ended.code == 0, ended.text
+    check_records(mover.dst / "p", {row["id"]: row["input_ids"] for row in rows})
+
+
 def test_a_row_that_was_too_long_is_sent_to_a_server_with_a_longer_context(mover: MoverProcess, tmp_path: Path) -> None:
     file = prompts(tmp_path / "p.jsonl", [{"id": "long", "input_ids": list(range(1, 60))}])
     for context, counts in ((50, "0 done, 0 failed, 1 rejected"), (40, "1 rejected"), (60, "1 done, 0 failed, 0 rej")):

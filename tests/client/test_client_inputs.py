@@ -366,6 +366,24 @@ def test_a_file_that_changes_between_the_passes_is_refused(tmp_path: Path) -> No
         list(plan.again())
 
 
+def test_rows_that_are_appended_in_the_second_pass_are_told_and_the_others_read(tmp_path: Path) -> None:
+    file = _write(tmp_path / "p.jsonl", [{"id": str(at), "input_ids": [1]} for at in range(5)])
+    rows = make_plan([file], History()).again()
+    seen = [next(rows).where]
+    with file.path.open("a") as more:
+        more.write('{"id": "late", "input_ids": [1]}\n')
+    with pytest.raises(BadPrompts, match="it changed while it was read"):
+        seen.extend(judged.where for judged in rows)
+    assert [where.rpartition(":")[2] for where in seen] == ["1", "2", "3", "4", "5"]
+
+
+def test_files_without_a_row_are_known(tmp_path: Path) -> None:
+    (tmp_path / "blank.jsonl").write_text("\n \n")
+    empty = _write(tmp_path / "empty.jsonl", [])
+    plan = make_plan([empty, _write(tmp_path / "p.jsonl", _ROWS), InputFile.of(tmp_path / "blank.jsonl")], History())
+    assert plan.empty == [str(tmp_path / "empty.jsonl"), str(tmp_path / "blank.jsonl")]
+
+
 def test_rows_that_were_too_long_are_sent_when_more_is_allowed(tmp_path: Path) -> None:
     file = _write(tmp_path / "p.jsonl", [{"id": "a", "input_ids": [1] * 30}])
     for limits, sent in (
