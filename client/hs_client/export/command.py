@@ -34,6 +34,8 @@ from hs_client.export.record import (
     LOCK,
     SAMPLES,
     identity,
+    missing_files,
+    other_files,
     read_record,
     remove_temporaries,
     write_record,
@@ -120,6 +122,9 @@ class _Export:
         ids = self._draft_ids()
         self._tell(plan_lines(job, form.describe(), left_out, self._cast, self._serving, ids))
         complete = was is not None and was.get("state") == COMPLETE
+        if complete and (gone := missing_files(self._out, form.units(), was or {})):
+            self._echo(f"warning    {len(gone)} files of this export are gone, such as {gone[0]}: it is written again")
+            complete = False
         if not complete:
             content = {"state": INCOMPLETE, "settings": wanted, "left_out": left_out}
             with _locked(self._out):
@@ -255,6 +260,7 @@ class _Export:
         vocabulary: VocabularyMap | None,
     ) -> dict[str, Any]:
         info = self._data.info
+        files = {unit.path for unit in form.units()}
         serving: dict[str, Any] = {}
         if ids is not None:
             serving = {"engine": str(self._serving), "eagle_aux_hidden_state_layer_ids": ids.ids, "because": ids.why}
@@ -273,6 +279,7 @@ class _Export:
             "facts": dict(sorted(self._facts.items())),
             "serving": serving,
             "vocabulary": vocabulary.note if vocabulary is not None else "",
+            "other_files": other_files(self._out, files),
             "command": form.command(),
         }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hs_client.export.errors import OtherExport
+from hs_client.export.layout import Unit
 from hs_client.export.settings import ExportSettings
 from hs_formats.dataset import DatasetInfo
 from hs_formats.durable import write_durable
@@ -20,6 +21,8 @@ __all__ = [
     "RECORD",
     "SAMPLES",
     "identity",
+    "missing_files",
+    "other_files",
     "read_record",
     "remove_temporaries",
     "write_record",
@@ -86,6 +89,18 @@ def remove_temporaries(out: Path) -> None:
     """
     for file in out.rglob(".*.tmp"):
         file.unlink(missing_ok=True)
+
+
+def other_files(out: Path, units: Collection[str]) -> list[str]:
+    """The files of a finished export besides its units: configs, indexes, vocabulary maps."""
+    found = (str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return sorted(name for name in found if name not in units and name not in (RECORD, SAMPLES))
+
+
+def missing_files(out: Path, units: Iterable[Unit], record: Mapping[str, Any]) -> list[str]:
+    """Files that a complete export has lost."""
+    names = [*(unit.path for unit in units), *record.get("other_files", [])]
+    return [name for name in names if not (out / name).is_file()]
 
 
 def _ours(name: str) -> bool:

@@ -240,6 +240,20 @@ def test_other_settings_are_named(source: ExportSet, tmp_path: Path) -> None:
     assert "is complete already" in told
 
 
+@pytest.mark.parametrize("form", ["pt", "speculators", "specforge"])
+def test_a_complete_export_that_has_lost_a_file_is_written_again(source: ExportSet, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "out"
+    export(source, out, form)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    ours = {"hs-export.json", "hs-samples.jsonl", ".hs-export.lock"}  # without these it is no export of ours
+    for path in [path for path in before if path.name not in ours]:
+        path.unlink()
+        code, told = export(source, out, form)
+        assert code == 0
+        assert f"1 files of this export are gone, such as {path.relative_to(out)}" in told
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_samples_done_later_are_said_to_be_missing(source: ExportSet, tmp_path: Path) -> None:
     export(source, tmp_path / "out")
     VerifiedSet.of(list(DatasetIndex.load(source.paths).samples.values())[:2]).write(source.paths)
