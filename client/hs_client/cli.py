@@ -11,6 +11,7 @@ from typing import Literal
 import click
 
 from hs_client.export.cli import export
+from hs_client.report.cli import report
 from hs_client.subset.cli import merge, split
 from hs_formats.errors import HsError, UsageError
 
@@ -320,6 +321,7 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
 
 cli.add_command(export)
 cli.add_command(merge)
+cli.add_command(report)
 cli.add_command(split)
 
 

@@ -118,6 +118,15 @@ class FloatsSegment(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         """Number of groups of frames: the planes of all slots of `group_rows` rows."""
         return -(-self.rows // self.group_rows)
 
+    def slot_bytes(self) -> list[int]:
+        """Stored bytes of each slot, without the offsets that they share a frame for."""
+        planes = self.floats.words.itemsize
+        frames = self.frames[self.has_offsets :]
+        found = [0] * self.slots
+        for number, length in enumerate(frames):
+            found[number // planes % self.slots] += length
+        return found
+
     def group_range(self, group: int) -> tuple[int, int]:
         """Bytes of the original."""
         row_bytes = self.floats.row_bytes

@@ -86,6 +86,10 @@ class Original:
     xxh3: str = ""
     statistics: Sequence[SlotStatistics] = ()
 
+    def slot_bytes(self) -> Sequence[int]:
+        """Stored bytes of each slot of the hidden states; empty where the codec does not store them apart."""
+        return ()
+
     def read_into(self, start: int, out: memoryview | bytearray, *, verify: bool = True) -> None:
         """Bytes [start, start + len(out)).
 
@@ -156,6 +160,10 @@ class _HszOriginal(Original):
         self.size = file.size
         self.xxh3 = file.index.xxh3
         self.statistics = file.index.statistics
+
+    def slot_bytes(self) -> Sequence[int]:
+        # A part has one tensor with slots; of files with several nobody could say whose slots they are.
+        return self._file.floats[0].slot_bytes() if len(self._file.floats) == 1 else ()
 
     def read_into(self, start: int, out: memoryview | bytearray, *, verify: bool = True) -> None:
         self._file.read_into(start, out, verify=verify)

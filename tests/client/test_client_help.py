@@ -12,7 +12,8 @@ import pytest
 from chain import command
 
 HELP_FILE = Path(__file__).parents[2] / "docs" / "cli_help" / "hs-client.txt"
-COMMANDS = ((), ("run",), ("status",), ("info",), ("prune",), ("export",), ("verify",), ("split",), ("merge",))
+NAMES = ("run", "status", "info", "report", "prune", "export", "verify", "split", "merge")
+COMMANDS = ((), *((name,) for name in NAMES))
 
 
 def test_help_is_as_documented() -> None:
