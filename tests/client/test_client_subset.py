@@ -113,6 +113,33 @@ def test_samples_by_their_ids(two: tuple[Path, Path], tmp_path: Path) -> None:
     _same(tmp_path / "rest", [record for at, record in enumerate(FIRST) if at not in (1, 3)])
 
 
+def test_payload_that_is_linked_to_from_elsewhere_comes_along(two: tuple[Path, Path], tmp_path: Path) -> None:
+    for at, stored in enumerate(sorted((two[0] / "data").rglob("*.hsz"))):
+        away = tmp_path / f"away-{at}"
+        stored.rename(away)
+        stored.symlink_to(os.path.relpath(away, stored.parent) if at % 2 else away)
+    assert split_command(two[0], tmp_path / "deeper" / "out", Query(), say=_quiet) == 0
+    _same(tmp_path / "deeper" / "out", FIRST)
+    assert not [path for path in (tmp_path / "deeper" / "out").rglob("*") if path.is_symlink()]
+    _nothing_is_wrong(tmp_path / "deeper" / "out")
+
+
+def test_of_two_copies_the_verified_one_is_taken(two: tuple[Path, Path], tmp_path: Path) -> None:
+    again = [replace(record, rid=Rid("0000cafe", record.rid.row, 0)) for record in FIRST]
+    write_real_set(tmp_path / "again", again)
+    unverified = tmp_path / "copy"
+    shutil.copytree(two[0], unverified)
+    DatasetPaths(unverified).verified.unlink()
+    for number, order in enumerate([(tmp_path / "again", two[0]), (two[0], tmp_path / "again"), (unverified, two[0])]):
+        out = tmp_path / f"out{number}"
+        assert merge_command(out, order, say=_quiet) == 0
+        data = HiddenStateDataset(out, verified_only=True)
+        assert len(data) == len(FIRST)
+        assert {str(sample.rid) for sample in data.samples.values()} == {str(record.rid) for record in FIRST}
+    assert merge_command(tmp_path / "first", (tmp_path / "again", unverified), say=_quiet) == 0
+    assert {sample.rid.run for sample in HiddenStateDataset(tmp_path / "first").samples.values()} == {"0000cafe"}
+
+
 def test_a_dry_run_writes_nothing(two: tuple[Path, Path], tmp_path: Path) -> None:
     said: list[str] = []
     assert split_command(two[0], tmp_path / "out", Query(tokens=(1, 20)), dry_run=True, say=said.append) == 0
@@ -305,5 +332,5 @@ def test_fields_are_compared_with_patterns(text: str, fits: bool) -> None:
 
 def test_ids_are_read_as_lines_or_rows(tmp_path: Path) -> None:
     file = tmp_path / "ids"
-    file.write_text("a b\n" + json.dumps({"id": 7, "text": "x"}) + "\n\n c \n")
+    file.write_text("\ufeffa b\n" + json.dumps({"id": 7, "text": "x"}) + "\n\n c \n")
     assert read_ids(file) == {"a b", "7", "c"}

@@ -56,8 +56,8 @@ def merge_command(
 ) -> int:
     """Make `out` of all samples of `datasets`, which were made alike.
 
-    Of a sample that several have for the same prompt the first counts. With `prefix_ids` each sample id becomes
-    ``<dataset>/<id>``.
+    Of a sample that several have for the same prompt the first counts, or the first verified one. With `prefix_ids`
+    each sample id becomes ``<dataset>/<id>``.
 
     Returns:
         1 where broken samples were passed over, else 0.
@@ -83,9 +83,11 @@ def merge_command(
             if first is not each:
                 _check_same(first, each)
                 again += 1
-                continue
+                if first.candidate.verified or not candidate.verified:
+                    continue
+                chosen[each.sample_id] = each
             rid = str(candidate.sample.rid)
-            if parts.setdefault(rid, each) is not each:
+            if parts.setdefault(rid, each).sample_id != each.sample_id:
                 raise PreflightError(
                     f"{source.paths.root} and {parts[rid].source.paths.root} both have a request {rid}, for different "
                     "samples: they are parts of one dataset that was changed since"

@@ -112,7 +112,7 @@ def read_ids(path: Path) -> frozenset[str]:
     """
     found: set[str] = set()
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 text = line.strip()
                 if text.startswith("{"):
@@ -122,6 +122,8 @@ def read_ids(path: Path) -> frozenset[str]:
                     found.add(str(row["id"]))
                 elif text:
                     found.add(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UsageError(f"--ids {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--ids {path}: {error}") from None
     return frozenset(found)

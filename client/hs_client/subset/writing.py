@@ -129,7 +129,7 @@ def _link_all(paths: DatasetPaths, chosen: Iterable[Chosen], copy: bool, written
 
 def _link(source: Path, target: Path) -> bool:
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source.resolve(), target)  # of a link, what it leads to: a relative one would lead nowhere from here
     except OSError as error:
         if error.errno in _UNLINKABLE:
             return False
@@ -220,7 +220,7 @@ def joined_info(infos: Sequence[tuple[Path, DatasetInfo]]) -> DatasetInfo:
     """
     first_path, joined = infos[0]
     for path, info in infos[1:]:
-        differences = joined.differences(info)
+        differences = joined.differences(info, here=str(first_path), there=f"{path} has")
         if differences:
             raise PreflightError(f"{path} was not made as {first_path} was: {'; '.join(differences)}")
         known = {name: getattr(info, name) for name in ("tokenizer_hash", "template_hash") if not getattr(joined, name)}
