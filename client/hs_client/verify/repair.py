@@ -181,7 +181,7 @@ def _held(books: Books) -> Iterator[None]:
         for path in sorted({*sizes, *paths.ledger.glob("*.jsonl"), *paths.manifest.glob("*.jsonl")}):
             if path not in sizes or not path.exists():
                 raise PreflightError(f"{path} came or went while the dataset was verified: repeat the command")
-            file = stack.enter_context(path.open("rb"))
+            file = stack.enter_context(path.open("r+b"))  # an exclusive lock needs it on NFS
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
