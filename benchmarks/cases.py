@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["NAMES", "Case", "find_case"]
 
-NAMES = ("throughput", "equality", "stall", "client", "resume", "codec", "mover", "soak", "reader")
+NAMES = ("throughput", "equality", "stall", "client", "resume", "codec", "mover", "soak", "chaos", "reader")
 
 
 class Case(Protocol):
