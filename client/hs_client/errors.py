@@ -91,7 +91,8 @@ class NoTokenizer(PreflightError):
 
 
 class DatasetMismatch(PreflightError):
-    """dataset {path} was made with other settings: {differences}; use --dataset NAME for a new one"""
+    """dataset {path} was made with other settings: {differences}; give the same ones, or --dataset NAME for a new
+    one"""
 
 
 class NoMover(StorageError):

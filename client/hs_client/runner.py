@@ -219,7 +219,8 @@ class Runner:
                 break
             samples, rejected = batch
             for judged in rejected:
-                self._tally.reject(judged.where, judged.reason)
+                # What a row that was planned to be sent says about itself goes into the ledger.
+                self._tally.reject(judged.where, judged.reason, planned=not judged.content)
             lines = [_rejected(judged) for judged in rejected if not judged.known]
             if lines:
                 await self._ledger.commit(*lines)

@@ -76,7 +76,6 @@ class Session:
         self._tally = tally
         self._started_s = started_s
         self._to_send = 0
-        self._unsent = 0
         self._run = _fresh_run(self._places, plan.history)
         self._failed: set[str] = set()
         self._timeline = TimelineLog(self._paths.timeline_file(self._run), tally, say=progress.say)
@@ -85,7 +84,6 @@ class Session:
     def _count_to_send(self, left: int) -> None:
         limit = self._settings.limit
         self._to_send = left if limit is None else min(left, limit)
-        self._unsent = left - self._to_send
 
     def run(self) -> int:
         """Do it; returns the exit code.
@@ -112,8 +110,7 @@ class Session:
         finally:
             ledger.close()
             self._progress.close()
-        unfinished = error is not None or interrupted
-        pending = self._unsent + (tally.left if unfinished else 0)
+        pending = max(0, plan.left - tally.done - tally.failed - tally.refused)
         code = error.exit_code if error is not None else INTERRUPTED if interrupted else tally.exit_code
         reason = "" if error is None else str(error)
         self._timeline.end(code, reason)

@@ -34,7 +34,8 @@ class Reason:
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of one run. `earlier` samples were done before it; `waited_s` is by what was waited for.
+    """Counters of one run. `earlier` samples were done before it; `refused` ones are those of `rejected` that the plan
+    had to send; `waited_s` is by what was waited for.
 
     `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample.
     """
@@ -46,6 +47,7 @@ class Tally:
     adopted: int = 0
     failed: int = 0
     rejected: int = 0
+    refused: int = 0
     retried: int = 0
     sent: int = 0
     answered: int = 0
@@ -91,9 +93,10 @@ class Tally:
         if self.on_failed is not None:
             self.on_failed(sample)
 
-    def reject(self, where: str, reason: str) -> None:
-        """A row can never be done."""
+    def reject(self, where: str, reason: str, *, planned: bool = True) -> None:
+        """A row can never be done; where not `planned` it was to be sent."""
         self.rejected += 1
+        self.refused += not planned
         self._note("rejected", reason_kind(reason), where, reason)
         self._show(f"{where}: rejected: {reason}")
 

@@ -65,8 +65,10 @@ class DatasetInfo:
     format: str = "hs-dataset"
     version: int = 1
 
-    def differences(self, other: DatasetInfo) -> list[str]:
-        """What makes records of `other` unfit for this dataset.
+    def differences(
+        self, other: DatasetInfo, *, here: str = "the dataset", there: str = "the server and tokenizer here have"
+    ) -> list[str]:
+        """What makes records of `other` unfit for this dataset; `here has …, there …` names both in the messages.
 
         Paths of model and tokenizer may differ, hashes may not.
         """
@@ -75,7 +77,7 @@ class DatasetInfo:
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             unknown = item.name in _EMPTY_IS_UNKNOWN and not (mine and theirs)
             if item.name not in _INFORMATIVE and mine != theirs and not unknown:
-                found.append(f"{item.name}: the dataset has {mine}, the server and tokenizer here have {theirs}")
+                found.append(f"{item.name}: {here} has {mine}, {there} {theirs}")
         return found
 
 

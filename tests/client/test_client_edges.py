@@ -160,6 +160,16 @@ def test_adopted_records_are_no_part_of_the_limit(mover: MoverProcess, tmp_path:
     assert "9 done (5 adopted), 0 failed, 0 rejected, 0 done earlier, 3 pending" in ended.text
 
 
+def test_rows_that_turn_out_unfit_are_not_pending_beside_those_that_the_limit_leaves(
+    mover: MoverProcess, tmp_path: Path
+) -> None:
+    unfit = {"id": "v", "input_ids": [10**9]}
+    planned = {"id": "w", "input_ids": []}
+    with serving(mover.scratch) as server:
+        ended = client(server, prompts(tmp_path / "p.jsonl", [unfit, *rows_of(5), planned]), "--limit", "2")
+    assert "2 done, 0 failed, 1 rejected, 0 done earlier, 3 pending" in ended.text
+
+
 def test_a_mover_that_stores_elsewhere_ends_the_run(tmp_path: Path) -> None:
     rows = rows_of(60)
     file, scratch = prompts(tmp_path / "p.jsonl", rows), tmp_path / "scratch"

@@ -279,6 +279,8 @@ def test_the_command_line(clean: tuple[Path, Sequence[Record]], tmp_path: Path) 
     assert (ended.code, report["exit_code"], report["verified"]) == (1, 1, 23)
     assert [finding["kind"] for finding in report["findings"]] == ["damaged file"]
     assert "damaged file: sample 'chat-0', data/" in ended.text
+    assert ended.text.count(report["findings"][0]["where"]) == 2, "once in the report, once in its line"
+    assert f"to mend    hs-client verify {root} --repair" in ended.text
     assert len(VerifiedSet.read(DatasetPaths(root))) == 23
     assert _cli(tmp_path).code == 3
     (root / "dataset.json").write_bytes(b"{")

@@ -17,7 +17,7 @@ from hs_client.export.errors import WrongChoice
 from hs_client.export.model_files import ModelFiles
 from hs_client.export.samples import PlannedSample
 from hs_client.export.settings import DTYPES, ExportSettings
-from hs_client.export.vocabulary import TokenCounts, VocabularyMap
+from hs_client.export.vocabulary import TokenCounts, VocabularyMap, check_draft_size
 from hs_formats.dataset import DatasetInfo
 
 __all__ = ["ExportSample", "Finished", "Format", "Ids", "Job", "PerSample", "Unit", "grouped"]
@@ -139,6 +139,8 @@ class Format(ABC):
             )
         if settings.draft_vocab_size and not self.maps_vocabulary:
             raise WrongChoice(format=settings.format, reason="it has no vocabulary map; leave --draft-vocab-size out")
+        if settings.draft_vocab_size:
+            check_draft_size(settings.draft_vocab_size, self.job.model.vocab_size)
         if settings.fp8 and settings.format != "speculators":
             raise WrongChoice(format=settings.format, reason="--fp8 is for speculators alone")
 

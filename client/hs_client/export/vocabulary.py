@@ -18,7 +18,7 @@ from hs_formats.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TokenCounts", "VocabularyMap", "vocabulary_map"]
+__all__ = ["TokenCounts", "VocabularyMap", "check_draft_size", "vocabulary_map"]
 
 Array = npt.NDArray[np.int64]
 
@@ -73,14 +73,21 @@ class VocabularyMap:
         )
 
 
+def check_draft_size(draft_size: int, target_size: int) -> None:
+    """Raises:
+    UsageError: the draft vocabulary is larger than the target's.
+    """
+    if not 0 < draft_size <= target_size:
+        raise UsageError(f"--draft-vocab-size {draft_size}: the model's vocabulary has {target_size} tokens")
+
+
 def vocabulary_map(counts: Array, draft_size: int, target_size: int) -> VocabularyMap:
     """The `draft_size` most frequent of `target_size` tokens by `counts`.
 
     Raises:
         UsageError: the draft vocabulary is larger than the target's, or a token lies outside of that.
     """
-    if not 0 < draft_size <= target_size:
-        raise UsageError(f"--draft-vocab-size {draft_size}: the model's vocabulary has {target_size} tokens")
+    check_draft_size(draft_size, target_size)
     if len(counts) > target_size:
         if counts[target_size:].any():
             worst = int(np.flatnonzero(counts)[-1])

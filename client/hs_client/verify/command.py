@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -80,6 +81,8 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
     code = 1 if done.bad or (repaired is not None and repaired.lost) else 0
     for line in _lines(done):
         out.write(line + "\n")
+    for line in _what_next(done, settings):
+        out.write(line + "\n")
     if settings.json:
         _write_report(settings, done, repaired, code)
     try:
@@ -128,6 +131,16 @@ def _lines(done: Verification) -> list[str]:
     if not done.bad:
         lines.append("nothing is wrong")
     return lines
+
+
+def _what_next(done: Verification, settings: VerifySettings) -> list[str]:
+    severities = {finding.severity for finding in done.findings}
+    command = shlex.join(["hs-client", "verify", str(settings.dataset)])
+    if "error" in severities and not settings.repair:
+        return [f"to mend    {command} --repair, with its mover and clients stopped, then the run again"]
+    if "suspect" in severities and not settings.model:
+        return [f"to decide  {command} --model PATH computes suspicious samples again"]
+    return []
 
 
 def _write_report(settings: VerifySettings, done: Verification, repaired: Repair | None, code: int) -> None:

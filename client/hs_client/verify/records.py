@@ -49,7 +49,7 @@ def check_record(paths: DatasetPaths, info: DatasetInfo, sample: IndexedSample) 
             whole = False
             continue
         except FormatError as error:
-            findings.append(Finding("damaged file", line.path, _short(error, paths), sample.sample_id))
+            findings.append(Finding("damaged file", line.path, _short(error, paths, line.path), sample.sample_id))
             whole = False
             continue
         raw_bytes += len(part.data)
@@ -98,10 +98,10 @@ def check_other_file(paths: DatasetPaths, file: StoredFile, line: ManifestLine |
     except FileNotFoundError:
         return []  # pruned meanwhile
     except FormatError as error:
-        return [Finding("damaged file", file.path, _short(error, paths))]
+        return [Finding("damaged file", file.path, _short(error, paths, file.path))]
     unlike = part.unlike(line) if line is not None and line.path == file.path else []
     return [Finding("unlike its manifest line", file.path, "; ".join(unlike))] if unlike else []
 
 
-def _short(error: Exception, paths: DatasetPaths) -> str:
-    return str(error).replace(f"{paths.root}/", "")
+def _short(error: Exception, paths: DatasetPaths, path: str) -> str:
+    return str(error).replace(f"{paths.root}/", "").removeprefix(f"{path}: ")  # the finding names the file already
