@@ -16,6 +16,9 @@ from hs_formats.verified import VerifiedSet
 
 __all__ = ["info_lines", "open_dataset"]
 
+_SHOWN_RUNS = 10
+"""More would push the dataset itself off the screen."""
+
 
 def open_dataset(dataset: Path) -> DatasetPaths:
     """The dataset folder.
@@ -75,13 +78,14 @@ def info_lines(dataset: Path) -> Iterator[str]:
 
 
 def _runs(paths: DatasetPaths) -> Iterator[str]:
+    found: list[tuple[str, str]] = []
     for path in sorted(paths.ledger.glob("*.jsonl")):
         counts: Counter[str] = Counter()
-        started = "?"
+        started, inputs = "", ""
         for line in iter_ledger(path):
             match line:
                 case RunStarted():
-                    started = f"{line.started_at}, {', '.join(line.inputs)}"
+                    started, inputs = line.started_at, ", ".join(line.inputs)
                 case Failed():
                     counts[f"failed ({line.kind})"] += 1
                 case Rejected():
@@ -89,4 +93,9 @@ def _runs(paths: DatasetPaths) -> Iterator[str]:
                 case _:
                     counts[type(line).__name__.lower()] += 1
         shown = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing sent"
-        yield f"run        {path.stem}  {started}: {shown}"
+        found.append((started, f"run        {path.stem}  {started or '?'}, {inputs or '?'}: {shown}"))
+    found.sort()
+    if len(found) > _SHOWN_RUNS:
+        yield f"runs       {len(found) - _SHOWN_RUNS} earlier ones, and the newest: hs-client report has all"
+    for _, text in found[-_SHOWN_RUNS:]:
+        yield text

@@ -20,6 +20,7 @@ from hs_client.report.dataset_sections import (
 from hs_client.report.facts import DatasetFacts, gather
 from hs_client.report.markup import page, section
 from hs_client.report.run_section import run_section
+from hs_client.report.scales import show_time
 from hs_client.report.slot_section import slot_section
 from hs_client.report.values import ValueFacts, read_values
 from hs_client.tally import show_bytes
@@ -30,7 +31,6 @@ __all__ = ["REPORT_NAME", "ReportSettings", "render", "report_command"]
 
 REPORT_NAME = "report.html"
 _DRAWN_RUNS = 12
-_OPEN_RUNS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +97,10 @@ def _body(facts: DatasetFacts, values: ValueFacts) -> Iterator[str]:
 def _runs(facts: DatasetFacts) -> Iterator[str]:
     yield runs_table(facts.runs)
     sent = [run for run in reversed(facts.runs) if run.timeline or run.stored]
-    for number, run in enumerate(sent[:_DRAWN_RUNS]):
-        state = " open" if number < _OPEN_RUNS else ""
-        head = f"Run {run.run}, started {run.started_at or 'at an unknown time'}"
+    first = next((run for run in sent if run.stored), None)  # of the newest ones some may have done nothing
+    for run in sent[:_DRAWN_RUNS]:
+        state = " open" if run is first else ""
+        head = f"Run {run.run}, started {show_time(run.started_at)}"
         yield f"<details{state}><summary>{escape(head)}</summary>"
         yield from run_section(run)
         yield "</details>"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from hs_client.report.charts import Bar, bars, columns
 from hs_client.report.facts import DatasetFacts, RunFacts
 from hs_client.report.markup import figure, note, table, tiles
-from hs_client.report.scales import Axis, linear_axis, show_number, show_short
+from hs_client.report.scales import Axis, linear_axis, show_number, show_short, show_time
 from hs_client.report.series import histogram
 from hs_client.tally import Reason, percentile, show_bytes
 from hs_formats.mask import supervised
@@ -52,11 +52,11 @@ def head_tiles(facts: DatasetFacts) -> Iterator[str]:
 
 def runs_table(runs: Sequence[RunFacts]) -> str:
     """All runs, newest first."""
-    heads = ("run", "started", "prompts", "sent", "done", "failed attempts", "rejected", "ended")
+    heads = ("run", "started (UTC)", "prompts", "sent", "done", "failed attempts", "rejected", "ended")
     rows = [
         (
             run.run,
-            run.started_at or "not known",
+            show_time(run.started_at),
             ", ".join(run.started.inputs) if run.started else "not known",
             *(f"{run.counts[kind]:,}" for kind in ("sent", "done", "failed", "rejected")),
             run.ending,
@@ -81,7 +81,7 @@ def length_section(facts: DatasetFacts) -> Iterator[str]:
 def _lengths(title: str, lengths: Sequence[int]) -> str:
     bins = histogram(lengths)
     low, high = bins[0].low, bins[-1].high
-    rounded = linear_axis("tokens", float(high), low=float(low))
+    rounded = linear_axis("tokens", float(high), low=float(low), whole=True)
     x = Axis("tokens", float(low), float(high), tuple(tick for tick in rounded.ticks if low <= tick[0] <= high))
     most = max(each.count for each in bins)
     spans = [
@@ -92,7 +92,7 @@ def _lengths(title: str, lengths: Sequence[int]) -> str:
         f"{min(lengths):,} to {max(lengths):,}, median {percentile(lengths, 0.5):,.0f}, mean"
         f" {show_number(sum(lengths) / len(lengths))}, 95 % up to {percentile(lengths, 0.95):,.0f}"
     )
-    chart = columns(title, words, spans, x, linear_axis("samples", float(most)))
+    chart = columns(title, words, spans, x, linear_axis("samples", float(most), whole=True))
     return figure(title, chart, about=words)
 
 
@@ -145,7 +145,13 @@ def provenance_section(facts: DatasetFacts) -> Iterator[str]:
         ("movers", ", ".join(storage.movers) or "none"),
         ("parts", ", ".join(f"{count:,} {name}" for name, count in storage.codecs.most_common()) or "none"),
         ("flags of parts", ", ".join(f"{count:,} {name}" for name, count in storage.flags.most_common()) or "none"),
-        ("stored", f"{storage.first_at} to {storage.last_at}" if storage.first_at else "not known"),
-        ("verified", f"{verified.verified_at}: {', '.join(verified.checks)}" if verified.verified_at else "never"),
+        (
+            "stored",
+            f"{show_time(storage.first_at)} to {show_time(storage.last_at)} UTC" if storage.first_at else "not known",
+        ),
+        (
+            "verified",
+            f"{show_time(verified.verified_at)} UTC: {', '.join(verified.checks)}" if verified.verified_at else "never",
+        ),
     ]
     yield table((), rows)

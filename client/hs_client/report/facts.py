@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from hs_client.report.scales import show_time
 from hs_client.tally import Reason, reason_kind
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
@@ -59,7 +60,7 @@ class RunFacts:
             return "not known: it kept no timeline"
         last = self.timeline[-1]
         if last.exit_code < 0:
-            return f"no end is noted: it is going on, or was killed (last heard of {last.at})"
+            return f"no end is noted: it is going on, or was killed (last heard of {show_time(last.at)})"
         words = _ENDINGS.get(last.exit_code, f"exit code {last.exit_code}")
         return f"{words}: {last.error}" if last.error else words
 

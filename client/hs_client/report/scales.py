@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-__all__ = ["Axis", "linear_axis", "log_axis", "show_number", "show_short", "show_span", "time_axis"]
+__all__ = ["Axis", "linear_axis", "log_axis", "show_number", "show_short", "show_span", "show_time", "time_axis"]
 
 _NOTHING = 1e-12
 _STEPS = (1, 2, 2.5, 5, 10)
@@ -68,11 +69,23 @@ def show_span(seconds: float) -> str:
     return f"{show_number(seconds)} s"
 
 
-def linear_axis(label: str, high: float, *, low: float = 0.0, show: Callable[[float], str] = show_short) -> Axis:
-    """From `low` to the first round tick at or above `high`, with three to seven ticks."""
+def show_time(at: str) -> str:
+    """A time of day in ISO 8601 without what nobody reads: ``2026-01-02 03:04:05``; others as they are."""
+    try:
+        return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):
+        return at or "not known"
+
+
+def linear_axis(
+    label: str, high: float, *, low: float = 0.0, show: Callable[[float], str] = show_short, whole: bool = False
+) -> Axis:
+    """From `low` to the first round tick at or above `high`, with three to seven ticks, or fewer `whole` ones."""
     span = high - low if high - low > _NOTHING else 1.0
     power = 10.0 ** math.floor(math.log10(span / 4))
     step = next(times * power for times in _STEPS if span / (times * power) <= 5 + 1e-9)
+    if whole:
+        step = math.ceil(step)
     first = math.floor(low / step + 1e-9)
     last = max(first + 1, math.ceil((low + span) / step - 1e-9))
     values = [number * step for number in range(first, last + 1)]

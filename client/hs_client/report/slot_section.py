@@ -124,7 +124,7 @@ def _spikes(slot: SlotValues) -> str:
 
 
 def _channel_axis(count: int) -> Axis:
-    rounded = linear_axis("channel", float(count), show=lambda value: f"{value:,.0f}")
+    rounded = linear_axis("channel", float(count), show=lambda value: f"{value:,.0f}", whole=True)
     return Axis("channel", 0.0, float(count), tuple(tick for tick in rounded.ticks if tick[0] <= count))
 
 

@@ -18,7 +18,7 @@ STYLE = f"""
 @media print {{ :root {{ color-scheme: light; {_LIGHT} }} section, figure {{ break-inside: avoid }} }}
 * {{ box-sizing: border-box }}
 body {{ margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 76rem; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; overflow-wrap: anywhere }}
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; overflow-wrap: break-word }}
 h1 {{ font-size: 1.6rem; margin: 0 }}
 h2 {{ font-size: 1.2rem; margin: 2.4rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--grid) }}
 h3 {{ font-size: 1rem; margin: 1.2rem 0 .3rem }}
@@ -50,7 +50,7 @@ svg .tick, svg .label {{ fill: var(--soft) }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-size: .9rem; margin: .4rem 0 }}
 th, td {{ text-align: left; padding: .25rem .9rem .25rem 0; vertical-align: top; border-bottom: 1px solid var(--grid) }}
-th {{ font-weight: 500 }}
+th {{ font-weight: 500 }} td {{ max-width: 42rem }}
 td.n {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }} th.n {{ text-align: right }}
 details {{ margin: .5rem 0 }} summary {{ cursor: pointer; color: var(--soft) }}
 code {{ font: .92em ui-monospace, "SF Mono", Menlo, Consolas, monospace }}

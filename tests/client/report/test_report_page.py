@@ -88,7 +88,7 @@ def test_a_dataset_without_timelines_shows_what_the_manifest_knows(tmp_path: Pat
     assert "What limited it" not in page.words
     assert "boundary 4" in page.words
     assert "2verified samples" in page.words
-    assert "2026-01-02T03:04:05Z: books" in page.words
+    assert "2026-01-02 03:04:05 UTC: books" in page.words
     assert done.stdout.startswith(f"report     {tmp_path / 'r.html'}, ")
 
 

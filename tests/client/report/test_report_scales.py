@@ -14,6 +14,7 @@ from hs_client.report.scales import (
     show_number,
     show_short,
     show_span,
+    show_time,
     time_axis,
 )
 
@@ -86,6 +87,21 @@ def test_values_beyond_an_axis_lie_at_its_end() -> None:
 def test_numbers_read_well(value: float, number: str, short: str) -> None:
     assert show_number(value) == number
     assert show_short(value) == short
+
+
+@given(st.integers(1, 10**6))
+def test_counts_have_no_ticks_between_whole_numbers(most: int) -> None:
+    axis = linear_axis("samples", float(most), whole=True)
+    check(axis)
+    assert axis.high >= most
+    assert len(axis.ticks) >= 2
+    assert all(value == int(value) for value, _ in axis.ticks)
+
+
+def test_times_of_day_read_well() -> None:
+    assert show_time("2026-01-02T03:04:05.678+00:00") == "2026-01-02 03:04:05"
+    assert show_time("2026-01-02T03:04:05+02:00") == "2026-01-02 01:04:05"
+    assert [show_time("T4"), show_time("")] == ["T4", "not known"]
 
 
 def test_times_read_well() -> None:
