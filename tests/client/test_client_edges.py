@@ -163,9 +163,9 @@ def test_adopted_records_are_no_part_of_the_limit(mover: MoverProcess, tmp_path:
 def test_rows_that_turn_out_unfit_are_not_pending_beside_those_that_the_limit_leaves(
     mover: MoverProcess, tmp_path: Path
 ) -> None:
-    unfit = {"id": "v", "input_ids": [10**9]}
+    unfit = {"id": "v", "input_ids": list(range(1, 60))}  # longer than the server takes
     planned = {"id": "w", "input_ids": []}
-    with serving(mover.scratch) as server:
+    with serving(mover.scratch, context_length=50) as server:
         ended = client(server, prompts(tmp_path / "p.jsonl", [unfit, *rows_of(5), planned]), "--limit", "2")
     assert "2 done, 0 failed, 1 rejected, 0 done earlier, 3 pending" in ended.text
 
