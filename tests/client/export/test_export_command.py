@@ -134,6 +134,7 @@ REFUSALS: list[Refusal] = [
     ("deepspec", {"shard_bytes": 65 << 30}, WrongChoice, "64 GiB at most"),
     ("speculators", {"dtype": "float16"}, WrongChoice, "does not take float16"),
     ("modelopt", {"algorithm": "dflash"}, WrongChoice, "--algorithm dflash is not one of eagle3"),
+    ("pt", {"draft_vocab_size": 513}, UsageError, "--draft-vocab-size 513: the model's vocabulary has 512 tokens"),
     ("pt", {"fp8": True}, WrongChoice, "--fp8 is for speculators alone"),
     ("angelslim", {}, WrongChoice, "does not start without a vocabulary map"),
     ("pt", {"draft_config": Path("/nowhere/x.json")}, UsageError, "--draft-config /nowhere/x.json cannot be read"),
