@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -371,19 +372,22 @@ def test_sigkill_at_random(tmp_path: Path, format_name: str) -> None:
     argv = [command("hs-client"), "export", str(source.root), "--format", format_name, *options]
     subprocess.run([*argv, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     dice = random.Random(format_name)
-    kills = 0
-    while True:
+    progress = tmp_path / "out" / ".hs-progress.jsonl"
+
+    def files() -> int:
+        return progress.read_bytes().count(b"\n") if progress.exists() else 0
+
+    killed = 0
+    for further in (1, dice.randint(0, 30), dice.randint(0, 60)):
+        goal = files() + further
         with subprocess.Popen([*argv, "--out", str(tmp_path / "out")], stdout=subprocess.PIPE) as process:
-            try:
-                code = process.wait(timeout=dice.uniform(1.0, 3.5) if kills < 3 else 100)
-            except subprocess.TimeoutExpired:
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-                kills += 1
-                continue
-        assert code == 0
-        break
-    assert kills
+            while process.poll() is None and not (progress.exists() and files() >= goal):
+                time.sleep(0.002)
+            time.sleep(dice.random() * 0.02)
+            process.kill()
+        killed += process.returncode == -signal.SIGKILL
+    assert killed
+    subprocess.run([*argv, "--out", str(tmp_path / "out")], check=True, capture_output=True)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
