@@ -23,8 +23,29 @@ _SCRATCH = click.option(
     help="The tmpfs folder that the server writes to.  [default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs]",
 )
 
+_EPILOG = """
+\b
+Examples, with a server (hs-server launch) and a mover (hs-mover) running
+  hs-client run prompts.jsonl --dry-run
+  hs-client run prompts.jsonl
+  hs-client verify /data/prompts
+  hs-client export /data/prompts --format specforge --out /data/specforge
+"""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_RUN_EPILOG = """
+\b
+Examples
+  hs-client run chats.jsonl.gz more.jsonl --dataset chats --train-on last
+  zcat chats.jsonl.gz | hs-client run - --dataset chats
+  hs-client run prompts.jsonl --server http://127.0.0.1:8000=/dev/shm/a --server http://127.0.0.1:8001=/dev/shm/b
+  hs-client run prompts.jsonl --shard 0/2
+
+\b
+In the environment: HS_SERVER and HS_CONCURRENCY for these options, HS_API_KEY for a server with --api-key.
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=_EPILOG)
 @click.version_option(package_name="hs-extract")
 def cli() -> None:
     """Sends prompts to a capturing SGLang server and sees to it that each gets its verified record.
@@ -34,7 +55,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(epilog=_RUN_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option(
     "--server",
