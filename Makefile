@@ -1,6 +1,8 @@
 # hs-extract. `make demo` and `make test` do all of their own set-up.
 SHELL := /bin/bash
 PY := .venv/bin/python
+# Most of the tests' time is spent waiting for servers and clocks. A file stays with one worker, and so do its servers.
+WORKERS := 3
 CODE := formats server_launch mover client tests examples benchmarks
 
 .PHONY: help venv test test-trainers lint format types demo dist clean
@@ -12,7 +14,7 @@ venv:  ## create or bring up to date .venv with the pinned CPU stack
 	@bash tools/venv.sh
 
 test: venv  ## run the tests (real SGLang servers on the CPU included); ARGS="-k name" is passed on
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-trainers: venv  ## exports through the trainers' own loaders, in an environment of their own
 	@bash tools/trainers.sh

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from chain import MoverProcess, free_port, running_mover, wait_until
+from chain import MoverProcess, running_mover, wait_until
 from client_runs import Ledgers, argv, check_records, client, prompts, start
 from fake_server import Act, FakeServer, serving
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.ledger import Done, Failed, Intent, Rejected
 from hs_formats.names import Rid
+from launching import free_port
 
 Rows = list[dict[str, object]]
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from chain import MoverProcess, free_port, running_mover, wait_until
+from chain import MoverProcess, running_mover, wait_until
 from client_runs import Ledgers, check_records, client, prompts, start
 from fake_server import Act, serving
 from hs_formats.ledger import Done
+from launching import free_port
 
 Rows = list[dict[str, Any]]
 

@@ -17,6 +17,7 @@ from hs_formats.doctor_pass import has_passed
 from hs_formats.errors import PreflightError
 from hs_server.doctor.examine import Target, examine
 from hs_server.doctor.session import Times
+from hs_server.orphans import find_orphans
 from hs_server.processes import process_info
 from hs_server.records import RecordStore
 from tiny_models import tiny_model
@@ -148,23 +149,25 @@ def test_a_radix_cache_stops_the_launch(tmp_path: Path) -> None:
     assert not server.healthy()
 
 
-def test_stop_ends_what_a_hard_kill_left(patient: Patient) -> None:
-    """The last test of the server: its main process is killed, and the record of the launch is lost."""
+def test_nothing_is_left_of_a_launch_after_a_hard_kill_and_a_stop(patient: Patient) -> None:
+    """The last test of the server: its main process is killed, and the record of the launch is lost.
+
+    SGLang's schedulers ask the kernel to end with their parent. Whether they did, or the stop ended them, tells its
+    exit code; that a stuck one is ended by the stop is tested with a stand-in, in test_launch_lifecycle.py.
+    """
     schedulers = patient.server.scheduler_pids()
     assert len(schedulers) == 2
     store = RecordStore(Path(patient.server.environment["HS_STATE_DIR"]))
     record = store.find(patient.server.port)
     assert record is not None
-    for pid in schedulers:
-        os.kill(pid, signal.SIGSTOP)  # SGLang's schedulers end with their parent, unless they are stuck
     os.kill(record.pid, signal.SIGKILL)
     wait_until(lambda: not record.group.leader_alive(), timeout_s=10, what="the end of the main process")
     store.remove(record)
     done = patient.server.stop()
-    assert done.returncode == 0, done.stderr
-    assert "whose record was lost" in done.stdout
+    assert (done.returncode, "whose record was lost" in done.stdout) in {(0, True), (4, False)}, done.stderr
     wait_until(
         lambda: not any((info := process_info(pid)) is not None and info.alive for pid in schedulers),
         timeout_s=10,
         what="the end of the schedulers",
     )
+    assert find_orphans(Path(patient.server.environment["HS_STATE_DIR"])) == []

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from chain import Server, ServerFactory, free_port, run_client, running_mover
+from chain import Server, ServerFactory, run_client, running_mover
 from checker import Reference, check_dataset
+from launching import free_port
 from prompt_files import mixed_rows, write_rows
 
 pytestmark = pytest.mark.sglang

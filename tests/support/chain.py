@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hs_formats.control import ControlFolder, now_s
+from launching import free_port
 
 __all__ = [
     "MoverProcess",
     "Server",
     "ServerFactory",
     "command",
-    "free_port",
     "launch_server",
     "run_client",
     "running_mover",
@@ -38,13 +37,6 @@ _BIN = Path(sys.executable).parent
 def command(name: str) -> str:
     """Path of one of our console scripts in the environment that runs the tests."""
     return str(_BIN / name)
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Any, *, timeout_s: float, what: str, every_s: float = 0.1) -> Any:

@@ -22,7 +22,7 @@ FAKE_SGLANG = Path(__file__).parent / "fake_sglang"
 
 
 def free_port() -> int:
-    """A port from 21000 to 21999 that nobody listens on."""
+    """A port that nobody listens on, below those that connections are given at random."""
     ports = list(range(21000, 22000))
     random.shuffle(ports)
     for port in ports:
