@@ -302,7 +302,8 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def _client_gone(self) -> bool:
             try:
-                return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+                peeked: bytes = self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                return not peeked
             except BlockingIOError:
                 return False
             except OSError:
