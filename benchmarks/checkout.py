@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "make_importable", "server_path", "write_dist_info"]
+__all__ = ["ROOT", "make_importable", "server_path", "use_test_support", "write_dist_info"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,6 +30,13 @@ def make_importable() -> None:
     """Let ``hs_formats`` and its siblings be imported from the checkout where hs-extract is not installed."""
     if importlib.util.find_spec("hs_formats") is None:
         sys.path[:0] = _folders()
+
+
+def use_test_support() -> None:
+    """Let what the tests share be imported: the tiny models, the real chain, the independent checker."""
+    folder = str(ROOT / "tests" / "support")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def _installed() -> bool:

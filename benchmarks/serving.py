@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from benchmarks import machine, witness
-from benchmarks.checkout import ROOT, server_path
+from benchmarks.checkout import ROOT, server_path, use_test_support
 from benchmarks.load import Vocabulary
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker
 from hs_formats.errors import ServerLost, UsageError
@@ -93,7 +93,7 @@ def target_of(options: argparse.Namespace) -> Target:
     elif options.model:
         model, label = Path(options.model), Path(options.model).name
     elif options.quick:
-        sys.path.insert(0, str(ROOT / "tests" / "support"))
+        use_test_support()
         from tiny_models import tiny_model
 
         model, label = tiny_model("tiny-llama"), "tiny-llama"

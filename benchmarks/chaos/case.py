@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.chaos.progress import Progress
 from benchmarks.chaos.report import plot, table
 from benchmarks.chaos.schedule import draw_round
-from benchmarks.checkout import ROOT
+from benchmarks.checkout import ROOT, use_test_support
 from benchmarks.results import ResultFile
 from benchmarks.tmpfs import mounted_tmpfs
 from hs_formats.errors import HsError
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Path:
     """See `benchmarks.cases.Case`."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    use_test_support()
     target = options.kills or (1 if options.quick else 1000)
     kept = options.progress or (None if options.quick else ROOT / ".cache" / "chaos" / f"seed-{options.seed}.json")
     progress = Progress(options.seed) if kept is None else Progress.load(kept, options.seed)

@@ -57,6 +57,7 @@ class Stage:
         self._server: Server | None = None
         self._mover: subprocess.Popen[bytes] | None = None
         self._client: subprocess.Popen[bytes] | None = None
+        self._log_began = 0
 
     # -- one round
 
@@ -175,6 +176,7 @@ class Stage:
                 break
             time.sleep(0.05)
         with self._log("client").open("ab") as log:
+            self._log_began = log.tell()
             self._client = subprocess.Popen(
                 client_argv(self._prompts, self._server, "--dataset", self._name, *_CLIENT),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -193,7 +195,7 @@ class Stage:
         self._start_client()
         return True
 
-    def _wait_client(self, timeout_s: float) -> int:
+    def _wait_client(self, timeout_s: float, *, also_fine: int = 0) -> int:
         assert self._client is not None
         try:
             code = self._client.wait(timeout_s)
@@ -202,13 +204,13 @@ class Stage:
             self._client.kill()
             code = self._client.wait()
         else:
-            self._note_ending(code)
+            self._note_ending(code, also_fine=also_fine)
         self._client = None
         return code
 
-    def _note_ending(self, code: int) -> None:
+    def _note_ending(self, code: int, *, also_fine: int = 0) -> None:
         self.endings[str(code)] += 1
-        if code not in _ENDINGS:
+        if code not in {*_ENDINGS, also_fine}:
             self.problems.append(f"round {self._round.number}: the client ended with {code}")
 
     def _see_to_mover(self) -> None:
@@ -272,14 +274,17 @@ class Stage:
 
     def _terminate_client(self) -> None:
         assert self._client is not None
+        spoke = self._log("client").stat().st_size > self._log_began  # before that Python itself answers the signal
         self._client.terminate()
-        if self._wait_client(_PATIENCE_S) != 0:
+        if self._wait_client(_PATIENCE_S, also_fine=0 if spoke else -signal.SIGTERM) != 0:
             self._start_client()
 
     def _end_mover(self) -> None:
         """SIGTERM, after which it finishes what it has in hand and exits with 0."""
         if self._mover is None:
             return
+        state = ControlFolder(self.scratch).read_mover()
+        ready = state is not None and state.pid == self._mover.pid  # before that Python itself answers the signal
         self._mover.terminate()
         try:
             code = self._mover.wait(_PATIENCE_S)
@@ -287,7 +292,7 @@ class Stage:
             code = None
             self._mover.kill()
             self._mover.wait()
-        if code != 0:
+        if code != 0 and (ready or code != -signal.SIGTERM):
             self.problems.append(f"round {self._round.number}: the mover answered SIGTERM with {code}")
 
 
