@@ -81,7 +81,7 @@ def length_section(facts: DatasetFacts) -> Iterator[str]:
 def _lengths(title: str, lengths: Sequence[int]) -> str:
     bins = histogram(lengths)
     low, high = bins[0].low, bins[-1].high
-    rounded = linear_axis("tokens", float(high), low=float(low), whole=True)
+    rounded = linear_axis("tokens", float(high), low=float(low), show=lambda value: f"{value:,.0f}", whole=True)
     x = Axis("tokens", float(low), float(high), tuple(tick for tick in rounded.ticks if low <= tick[0] <= high))
     most = max(each.count for each in bins)
     spans = [
