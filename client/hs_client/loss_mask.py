@@ -21,14 +21,25 @@ def turn_start(chunk: str, prompt: str, plain: str, word: str) -> int:
         word: no part of the template.
 
     The prompt may open a block of reasoning that the turn does not have; then it is the part of the prompt that every
-    turn begins with. A template without generation prompt may begin its turns with a header all the same.
+    turn begins with. Before it may stand what the template puts before the first message, such as a system message of
+    its own. A template without generation prompt may begin its turns with a header all the same.
     """
     if not prompt:
         header, found, _ = plain.partition(word)
         return len(header) if found and header.strip() and chunk.startswith(header) else 0
     if chunk.startswith(prompt):
         return len(prompt)
-    return min(len(os.path.commonprefix([prompt, other])) for other in (chunk, plain))  # noqa: RUF071 - of texts
+    lead = _common(chunk, plain.partition(word)[0])
+    longest = stop = len(_common(chunk, plain, prompt))
+    for at in range(1, len(lead)):
+        length = len(_common(prompt, lead[at:]))
+        if length > longest:
+            longest, stop = length, at + length
+    return stop
+
+
+def _common(*texts: str) -> str:
+    return os.path.commonprefix(texts)  # noqa: RUF071 - of texts
 
 
 def trim(text: str, span: Span, special: Sequence[str]) -> Span:

@@ -200,6 +200,17 @@ def test_prefixes_of_the_rendering_give_the_same_or_nothing(
         assert by_prefix == marked
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_that_the_assistant_begins(family: str) -> None:
+    """Some templates put a system message of their own before the first message, whosever that is."""
+    raw = family_tokenizer(family)
+    tokens = ChatTokenizer(raw, ChatOptions()).chat(check_messages([_said("hello"), _user("you?"), _said("world")]), {})
+    assert tokens.ids == list(raw(raw.decode(tokens.ids), add_special_tokens=False)["input_ids"])
+    said = [raw.decode(tokens.ids[start:stop]) for start, stop in tokens.spans]
+    assert [text.removesuffix(raw.eos_token).split("</think>")[-1].strip() for text in said] == ["hello", "world"]
+    assert not any("system" in text or "<|" in text.removesuffix(raw.eos_token) for text in said)
+
+
 @pytest.mark.parametrize("thinking", [True, False])
 def test_two_settings_of_thinking_give_the_ids_of_serving(thinking: bool) -> None:
     raw = family_tokenizer("qwen3")
@@ -404,6 +415,9 @@ def test_the_start_of_a_turn() -> None:
     assert turn_start("<A>hi", "", "<A>W", "W") == 3
     assert turn_start(" hi", "", " W", "W") == 0, "a space that belongs to the first token"
     assert turn_start("hi", "<A>", "W", "W") == 0, "the header belongs to what comes before"
+    assert turn_start("<S>be kind<A>hi", "<A>", "<S>be kind<A>W", "W") == 13, "a system message of the template's own"
+    assert turn_start("<S>be kind<A><b>hi", "<A><think>", "<S>be kind<A><b>W", "W") == 14, "<A>, and the < of both"
+    assert turn_start("<S>no<A>hi", "<A>", "<S>noW", "W") == 1, "a header in what was said is no header"
 
 
 def test_white_space_after_the_last_special_token_is_the_templates() -> None:
