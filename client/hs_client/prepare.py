@@ -63,6 +63,8 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
             raise RowError("the row holds nothing that the model wrote: nothing to train on")
     except RowError as error:
         raise RowError(error.reason, row.sample_id, context_tokens=error.context_tokens) from None
+    except RecursionError:  # templates go through what a row holds, too
+        raise RowError("not usable: nested too deeply", row.sample_id) from None
     array = np.asarray(ids, dtype=np.int32)
     return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content, cut_from)
 

@@ -72,11 +72,16 @@ def parse_row(line: bytes) -> Row:
         RowError: the line is no JSON object, or no usable row.
     """
     row = _decode(line)
-    sample_id = _sample_id(row)
+    sample_id = ""
     try:
+        sample_id = _sample_id(row)
         return _check(row, sample_id)
     except RowError as error:
         raise RowError(error.reason, sample_id) from None
+    except RecursionError:  # what could be read may still be too deep to be written
+        raise RowError("not usable: nested too deeply", sample_id) from None
+    except ValueError as error:  # 1e999 is read as infinity, which JSON cannot say
+        raise RowError(f"not usable: {error}", sample_id) from None
 
 
 def _decode(line: bytes) -> dict[str, Any]:

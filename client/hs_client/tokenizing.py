@@ -74,6 +74,8 @@ class ChatTokenizer:
             wanted = wanted[-1:]
         adapted = self._template.adapt(messages, template)
         full = self._template.render(adapted, template)
+        if not _encodable(full):  # JSON inside of the row's JSON was unpacked
+            raise RowError("the rendered conversation holds a lone surrogate, half of a character")
         turns = self._template.turns(adapted, wanted, template, full)
         if getattr(self._tokenizer, "is_fast", False):
             encoded = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
@@ -111,6 +113,14 @@ class ChatTokenizer:
                 "a token straddles the border of a turn, and this tokenizer does not say where: give input_ids"
             )
         return join([span for span in found if span[0] < span[1]])
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _overrides(tokenizer: Any, method: str) -> bool:

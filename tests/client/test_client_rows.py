@@ -70,6 +70,11 @@ _GOOD = st.one_of(
         (b'{"text": "a", "id": "' + b"x" * 600 + b'"}', "600 characters"),
         (b'{"text": ' + b"[" * 100_000 + b"}", "nested too deeply"),
         (b'{"input_ids": [' + b"9" * 5000 + b"]}", "not usable"),
+        (b'{"input_ids": [1], "score": 1e999}', "not usable: Out of range float"),
+        (
+            b'{"id": "a", "messages": [{"role": "user", "content": "x", "at": -1e999}]}',
+            "not usable: Out of range float",
+        ),
         (b'{"text": "a", "id": 1, "messages": null, "input_ids": [1]}', "has input_ids and text"),
     ],
 )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from chat_families import family_tokenizer
 from hs_client.chat_options import ChatOptions
 from hs_client.identity import tokenizer_files
+from hs_client.limits import Limits
+from hs_client.prepare import prepare
 from hs_client.row_error import RowError
+from hs_client.rows import parse_row
 from hs_client.tokenizing import ChatTokenizer, load_tokenizer
 from tiny_models import tiny_model
 
@@ -23,6 +28,8 @@ _THINK = (
     "{% if add_generation_prompt %}<s> <|assistant|> "
     "{% if enable_thinking is not false %}<think> {% endif %}{% endif %}"
 )
+
+_HALF = '[{"type": "function", "name": "add", "arguments": {"a": "\\ud83d"}}]'
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +126,32 @@ def test_hashes_tell_template_from_tokenizer(tmp_path: Any) -> None:
     assert first.tokenizer_hash() == second.tokenizer_hash() != third.tokenizer_hash()
     assert first.template_hash() == third.template_hash() != second.template_hash()
     assert tokenizer_files("nobody/nothing").tokenizer_hash() == ""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": _HALF},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": _HALF}]},
+    ],
+)
+def test_half_a_character_in_json_inside_json_costs_one_row(row: dict[str, Any]) -> None:
+    """Escaped twice it is seen only once the inner JSON is read."""
+    found = parse_row(json.dumps({"id": "a", **row}).encode())
+    tokenizer = ChatTokenizer(family_tokenizer("qwen3"), ChatOptions())
+    with pytest.raises(RowError, match="holds a lone surrogate"):
+        prepare(found, "f:1", limits=Limits(1000), tokenizer=tokenizer)
+
+
+def test_a_row_too_deep_for_the_template_costs_one_row() -> None:
+    tokenizer = ChatTokenizer(family_tokenizer("qwen3"), ChatOptions())
+    refused = 0
+    for depth in range(900, 1000, 3):
+        deep = json.dumps({"role": "user", "content": "a", "more": "DEEP"}).replace('"DEEP"', "[" * depth + "]" * depth)
+        line = f'{{"messages": [{deep}, {{"role": "assistant", "content": "b"}}]}}'
+        try:
+            prepare(parse_row(line.encode()), "f:1", limits=Limits(1000), tokenizer=tokenizer)
+        except RowError as error:
+            assert "nested too deeply" in error.reason or "refuses the conversation" in error.reason  # noqa: PT017
+            refused += 1
+    assert refused
