@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given, strategies as st
 
 from chain import MoverProcess, running_mover
 from client_runs import client, prompts
 from fake_server import Act, serving
+from hs_client import timeline_log
 from hs_client.limiter import Limiter, Party
 from hs_client.tally import Tally
 from hs_client.timeline_log import TimelineLog
@@ -75,6 +78,29 @@ def test_a_destination_that_takes_no_timeline_is_said_once(tmp_path: Path) -> No
     TimelineLog(gone, Tally(), say=said.append).end(0, "")
     assert len(said) == 2
     assert not (tmp_path / "gone").exists(), "a destination that is away must not be made anew"
+
+
+async def hung_run(log: TimelineLog) -> None:
+    with anyio.move_on_after(0.2):
+        await log.serve()
+
+
+def test_a_destination_that_hangs_does_not_keep_a_run_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    ended: list[bool] = []
+    monkeypatch.setattr(timeline_log, "_END_S", 0.05)
+    monkeypatch.setattr(TimelineLog, "_write", lambda self, point: ended.append(release.wait(60)))
+    said: list[str] = []
+    log = TimelineLog(tmp_path / "t.jsonl", Tally(), say=said.append)
+    try:
+        anyio.run(hung_run, log)
+        log.end(0, "")
+        assert ended == [], "both came back while the writer hangs"
+        assert len(said) == 1
+    finally:
+        release.set()
 
 
 def test_a_missing_timeline_is_an_empty_one_and_torn_lines_are_left_out(tmp_path: Path) -> None:
