@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hs_client.chat_options import ChatOptions
@@ -156,5 +157,7 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except Exception as error:  # noqa: BLE001 - what a tokenizer's own code raises is not ours to list
             reason = " ".join(str(error).split())[:300]
+            if path.startswith(("/", ".", "~")) and not Path(path).exists():
+                reason = "there is no such folder"  # transformers takes it for a name on the hub and speaks of that
             raise NoTokenizer(path=path, reason=reason or type(error).__name__) from None
     return ChatTokenizer(tokenizer, chat)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chat_families import family_tokenizer
 from hs_client.chat_options import ChatOptions
+from hs_client.errors import NoTokenizer
 from hs_client.identity import tokenizer_files
 from hs_client.limits import Limits
 from hs_client.prepare import prepare
@@ -78,6 +80,12 @@ def test_a_lean_process_tokenises_alike_without_torch(raw: Any) -> None:
     ids = ChatTokenizer(raw).chat(_turns("w5", "w6 w7"), {}).ids
     assert done.stdout.split("\n")[:2] == [f"{ids} False", "2.0"]
     assert "PyTorch was not found" not in done.stderr
+
+
+@pytest.mark.usefixtures("raw")
+def test_a_folder_that_is_not_there_is_not_called_a_bad_name(tmp_path: Path) -> None:
+    with pytest.raises(NoTokenizer, match=r"there is no such folder\): name another with --tokenizer"):
+        load_tokenizer(str(tmp_path / "none"))
 
 
 def test_a_text_with_its_own_bos_gets_no_second_one(raw: Any, tokenizer: ChatTokenizer) -> None:
