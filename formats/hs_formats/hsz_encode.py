@@ -206,7 +206,8 @@ def entropy_bits(plane: Array) -> float:
     counts = np.bincount(plane.ravel())
     counts = counts[counts > 0]
     seen = math.log2(plane.size) - float((counts * np.log2(counts)).sum()) / plane.size
-    return seen + (len(counts) - 1) / (2 * math.log(2) * plane.size)  # a sample looks less random than the whole: Miller
+    # A sample looks less random than the whole; the correction is Miller's.
+    return seen + (len(counts) - 1) / (2 * math.log(2) * plane.size)
 
 
 def byte_planes(words: Array) -> bytes:
