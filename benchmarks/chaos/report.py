@@ -44,7 +44,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
         for item in record["rounds"]:
             total += item[column]
             values.append(total)
-        growing.plot(range(1, len(values) + 1), values, label=name)
+        growing.plot(range(1, len(values) + 1), values, marker=".", label=name)
     growing.set_xlabel("rounds")
     growing.set_yscale("log")
     growing.legend()

@@ -1,4 +1,5 @@
-"""A producer twice as fast as the mover, under the real admission rule; and throttles that the codec must answer."""
+"""A producer twice as fast as the mover, under the real admission rule; throttles that the codec must answer; and the
+whole chain, watched for memory."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import use_test_support
 from benchmarks.mover.parts import register
 from benchmarks.results import ResultFile
 from benchmarks.soak.producer import Producer
@@ -22,7 +24,7 @@ from hs_formats.errors import HsError
 __all__ = ["QUESTION", "add_arguments", "plot", "run", "table"]
 
 QUESTION = (
-    "Does scratch stay below its mark for long under a producer twice as fast as the mover? Does the codec adapt?"
+    "Does scratch stay below its mark for long under a fast producer? Does the codec adapt? Does any program grow?"
 )
 
 _DRAIN_BYTES_S = 30_000_000
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="how long the soak lasts (600, quick 60)")
     parser.add_argument("--size", default="1g", metavar="SIZE", help="of the tmpfs, as mount takes it")
     parser.add_argument("--disk", type=Path, default=Path.cwd(), metavar="DIR", help="made and removed below it")
-    parser.add_argument("--only", choices=["soak", "throttles"], help="one half of it")
+    parser.add_argument("--only", choices=["soak", "throttles", "chain"], help="one part of it")
 
 
 def run(options: argparse.Namespace) -> Path:
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> Path:
         "parameters": {"seconds": seconds, "tmpfs": options.size, "drain_bytes_per_s": _DRAIN_BYTES_S}
     }
     problems: list[str] = []
-    for name, part in (("soak", _soak), ("throttles", _throttles)):
+    for name, part in (("soak", _soak), ("throttles", _throttles), ("chain", _chain)):
         if options.only in (None, name):
             with _folders(options) as (scratch, disk):
                 body[name] = part(scratch, disk, seconds, problems)
@@ -59,6 +61,13 @@ def run(options: argparse.Namespace) -> Path:
     if problems:
         raise HsError(f"the run is invalid, {len(problems)} problems, the first: {problems[0]} (all in {path})")
     return path
+
+
+def _chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) -> dict[str, Any]:
+    use_test_support()
+    from benchmarks.soak.chain import run_chain
+
+    return run_chain(scratch, disk, seconds, problems)
 
 
 @contextmanager

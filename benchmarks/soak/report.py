@@ -31,6 +31,13 @@ def table(record: dict[str, Any]) -> str:
     if throttles := record.get("throttles"):
         lines += [f"| {phase['name']} | {phase['to_s'] - phase['from_s']:.0f} s |" for phase in throttles["phases"]]
         lines += [f"| said | {text} |" for text in throttles["said"]]
+    if chain := record.get("chain"):
+        lines.append(f"| whole chain | {given['seconds']:.0f} s, {chain['done']} samples done and verified |")
+        lines += [
+            f"| memory of {item['name']} | {item['early_bytes'] / _MB:.0f} MB early, {item['late_bytes'] / _MB:.0f} MB "
+            f"late ({item['grown_bytes'] / _MB:+.1f} MB) |"
+            for item in chain["growth"]
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -41,10 +48,13 @@ def plot(record: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = [name for name in ("soak", "throttles") if name in record]
+    names = [name for name in ("soak", "throttles", "chain") if name in record]
     figure, found = plt.subplots(len(names), 1, figsize=(10, 3.6 * len(names)), squeeze=False)
     for axes, name in zip(found[:, 0], names, strict=True):
         part = record[name]
+        if name == "chain":
+            _plot_memory(axes, part)
+            continue
         seconds = [row[0] for row in part["samples"]]
         axes.plot(seconds, [row[1] / _MB for row in part["samples"]], label="fill")
         axes.plot(seconds, [row[2] / _MB for row in part["samples"]], "--", label="what clients may fill")
@@ -68,3 +78,13 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _plot_memory(axes: Any, chain: dict[str, Any]) -> None:
+    for name, rows in chain["memory"].items():
+        axes.plot([row[0] for row in rows], [row[1] / _MB for row in rows], label=name.partition(" ")[2])
+    axes.set_ylabel("anonymous memory, MB")
+    axes.set_xlabel("seconds")
+    axes.set_ylim(bottom=0)
+    axes.set_title("whole chain", fontsize=10)
+    axes.legend(fontsize=8)

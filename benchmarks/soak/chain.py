@@ -1,0 +1,131 @@
+"""A real server, mover and client for a long time, watched for memory. Needs `tests/support` on the import path."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stall.watch import growth, resident_bytes
+from chain import Server, command, launch_server, running_mover, start_client
+from tiny_models import tiny_model
+
+__all__ = ["run_chain"]
+
+_DATASET = "soak"
+_ROWS_PER_S = 300
+"""More than tiny-llama does on a CPU, so that work never ends."""
+
+_TOKENS = (1, 40)
+_SAMPLES = 600
+_JUDGED_FROM_S = 600.0
+_GROWTH_BYTES = 32_000_000
+"""Allowed from the second to the last sixth of a run of `_JUDGED_FROM_S` or more."""
+
+_END_S = 300.0
+
+
+def run_chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) -> dict[str, Any]:
+    """Send rows for `seconds`, then interrupt the client, drain, and verify what is there.
+
+    Returns:
+        ``memory``: samples [seconds, bytes] by process; ``growth``: as `growth`, with the process's name; ``done``.
+    """
+    dst, log = disk / "dst", disk / "client.log"
+    dst.mkdir()
+    prompts = _write_prompts(disk / f"{_DATASET}.jsonl", int(seconds * _ROWS_PER_S) + 1000)
+    sglang = ["--chunked-prefill-size", "16"]
+    server, _ = launch_server(tiny_model("tiny-llama"), scratch, disk / "server", sglang=sglang)
+    try:
+        with running_mover(scratch, dst, disk) as mover:
+            client = start_client(prompts, server, log, "--dataset", _DATASET, "--concurrency", "16")
+            try:
+                named = {pid: f"server: {_title(pid)}" for pid in _server_pids(server)}
+                named |= {mover.process.pid: "mover", client.pid: "client"}
+                memory = _watch(named, client, seconds, problems)
+                client.send_signal(signal.SIGINT)
+                if (code := client.wait(_END_S)) != 130:
+                    problems.append(f"the client ended with {code} instead of 130")
+            finally:
+                client.kill()
+                client.wait()
+            end_s = time.monotonic() + _END_S
+            while server.parts() and time.monotonic() < end_s:
+                time.sleep(0.2)
+            if server.parts():
+                problems.append("scratch was not drained")
+    finally:
+        server.stop()
+    return {"memory": memory, "growth": _judged(memory, seconds, problems), "done": _verified(dst, problems)}
+
+
+def _write_prompts(path: Path, count: int) -> Path:
+    draw = random.Random(0)
+    with path.open("w", encoding="ascii") as file:
+        for number in range(count):
+            ids = [draw.randrange(3, 500) for _ in range(draw.randint(*_TOKENS))]
+            file.write(json.dumps({"id": f"r{number}", "input_ids": ids}) + "\n")
+    return path
+
+
+def _server_pids(server: Server) -> list[int]:
+    group = os.getpgid(server.scheduler_pids()[0])
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    found.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return sorted(found)
+
+
+def _title(pid: int) -> str:
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    for name in ("launch_server", "sglang_main", "resource_tracker"):
+        if name in line:
+            return name.replace("_", " ")
+    return line.split()[0][:40] if line.strip() else "?"
+
+
+def _watch(
+    named: dict[int, str], client: subprocess.Popen[bytes], seconds: float, problems: list[str]
+) -> dict[str, list[list[float]]]:
+    memory: dict[str, list[list[float]]] = {f"{pid} {name}": [] for pid, name in named.items()}
+    began_s = time.monotonic()
+    while (at_s := time.monotonic() - began_s) < seconds:
+        for pid, name in named.items():
+            if (size := resident_bytes(pid)) is not None:
+                memory[f"{pid} {name}"].append([round(at_s, 1), size])
+        if client.poll() is not None:
+            problems.append(f"the client ended with {client.returncode} after {at_s:.0f} s")
+            break
+        time.sleep(max(0.25, seconds / _SAMPLES))
+    return {name: rows for name, rows in memory.items() if rows}
+
+
+def _judged(memory: dict[str, list[list[float]]], seconds: float, problems: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for key, rows in memory.items():
+        pid, _, name = key.partition(" ")
+        (grown,) = growth({pid: rows})
+        found.append({**grown, "name": name})
+        if seconds >= _JUDGED_FROM_S and grown["grown_bytes"] > _GROWTH_BYTES:
+            problems.append(f"{name} grew by {grown['grown_bytes']} bytes")
+    return found
+
+
+def _verified(dst: Path, problems: list[str]) -> int:
+    """Samples done; `hs-client verify` finds nothing wrong with them."""
+    dataset = dst / _DATASET
+    argv = [command("hs-client"), "verify", str(dataset)]
+    verified = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if verified.returncode:
+        problems.append(f"verify: exit {verified.returncode}: {(verified.stderr or verified.stdout).strip()[-300:]}")
+    return sum(path.read_bytes().count(b'"type":"done"') for path in (dataset / "ledger").glob("*.jsonl"))
