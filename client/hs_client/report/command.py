@@ -97,7 +97,7 @@ def _body(facts: DatasetFacts, values: ValueFacts) -> Iterator[str]:
 def _runs(facts: DatasetFacts) -> Iterator[str]:
     yield runs_table(facts.runs)
     sent = [run for run in reversed(facts.runs) if run.timeline or run.stored]
-    first = next((run for run in sent if run.stored), None)  # of the newest ones some may have done nothing
+    first = next((run for run in sent if run.counts["done"]), None)  # of the newest ones some may have done nothing
     for run in sent[:_DRAWN_RUNS]:
         state = " open" if run is first else ""
         head = f"Run {run.run}, started {show_time(run.started_at)}"

@@ -15,7 +15,8 @@ _DARK = """
 STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
-@media print {{ :root {{ color-scheme: light; {_LIGHT} }} section, figure {{ break-inside: avoid }} }}
+@media print {{ :root {{ color-scheme: light; {_LIGHT} }} figure, tr {{ break-inside: avoid }}
+  h2, h3 {{ break-after: avoid }} }}
 * {{ box-sizing: border-box }}
 body {{ margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 76rem; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; overflow-wrap: break-word }}

@@ -68,8 +68,10 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert (ended.code, again.code) == (1, 1), again.text
     assert done.returncode == 0, done.stderr
     page = page_of(tmp_path / "dst" / "p" / "report.html")
+    text = (tmp_path / "dst" / "p" / "report.html").read_text()
     assert page.tags["svg"] == 4 + 2 + 1 + 3 + 1 + 2  # run, lengths, sizes, channels, compression, losses
     assert "Requests waited for the server" in page.words
+    assert (page.tags["details"], text.count("<details open>")) == (1 + 2, 1)
     assert "failed: refused" in page.words
     assert EVIL in page.words, "it is shown, as text"
     assert "finished, some rows failed or were rejected" in page.words
