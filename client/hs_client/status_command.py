@@ -11,6 +11,7 @@ from hs_client.info_command import open_dataset
 from hs_client.scan import parts_of_runs
 from hs_client.tally import show_bytes
 from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, used_bytes
+from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.ledger import Done, Failed, Intent, Rejected, iter_ledger
 
@@ -96,10 +97,24 @@ def dataset_lines(dataset: Path, scratch: Path) -> Iterator[str]:
     """How far `dataset` has come, by its ledgers, and which runs go on with it in `scratch`.
 
     Raises:
-        PreflightError: it is none.
-        OSError: a ledger cannot be read.
+        PreflightError: it is none, or a ledger cannot be read.
     """
     paths = open_dataset(dataset)
+    try:
+        yield from _settled(dataset, paths)
+    except OSError as error:
+        raise PreflightError(f"{dataset}: {error}") from None
+    control = ControlFolder(scratch)
+    clients = {client.run: client for client in control.read_clients()}
+    going_on = [run for run in sorted(live_runs(control)) if paths.ledger_file(run).exists() and run in clients]
+    for run in going_on:
+        yield _client(control, clients[run], now_s(), alive=True)
+    if not going_on:
+        yield f"client     none works on it in {scratch}"
+
+
+def _settled(dataset: Path, paths: DatasetPaths) -> Iterator[str]:
+    """What the ledgers say of the samples."""
     done: set[str] = set()
     failed: dict[str, str] = {}
     sent: set[str] = set()
@@ -125,10 +140,3 @@ def dataset_lines(dataset: Path, scratch: Path) -> Iterator[str]:
         f"samples    {len(done)} done, {len(given_up)} failed, {len(rejected - done)} rejected,"
         f" {len(unknown)} sent and not settled"
     )
-    control = ControlFolder(scratch)
-    clients = {client.run: client for client in control.read_clients()}
-    going_on = [run for run in sorted(live_runs(control)) if paths.ledger_file(run).exists() and run in clients]
-    for run in going_on:
-        yield _client(control, clients[run], now_s(), alive=True)
-    if not going_on:
-        yield f"client     none works on it in {scratch}"

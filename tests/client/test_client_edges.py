@@ -18,9 +18,12 @@ from chain import MoverProcess, running_mover, wait_until
 from client_runs import Ledgers, argv, check_records, client, prompts, start
 from fake_server import Act, serving
 from hs_client.claim import hold_claim, live_runs
+from hs_client.status_command import dataset_lines
 from hs_formats.control import ControlFolder
+from hs_formats.errors import PreflightError
 from hs_formats.hashing import row_content
 from hs_formats.ledger import Done, Rejected
+from part_factory import random_record, write_dataset
 
 
 @pytest.fixture
@@ -114,6 +117,13 @@ def test_a_ledger_removed_under_a_run_is_told_and_its_rows_are_sent_again(mover:
         ended = client(server, file)
     assert ended.code == 0, ended.text
     check_records(mover.dst / "p", {row["id"]: row["input_ids"] for row in rows})
+
+
+def test_a_ledger_that_cannot_be_read_is_one_line_for_status(tmp_path: Path) -> None:
+    paths = write_dataset(tmp_path / "set", [random_record(1, 3)])
+    paths.ledger_file("0000beef").mkdir()
+    with pytest.raises(PreflightError, match="Is a directory"):
+        list(dataset_lines(paths.root, tmp_path))
 
 
 def test_a_row_that_was_too_long_is_sent_to_a_server_with_a_longer_context(mover: MoverProcess, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def read_samples(path: Path, known: Mapping[str, IndexedSample]) -> list[Planned
         raise OtherExport(out=path.parent, reason=f"{path.name} cannot be read: {error}") from None
     for sample in samples:
         now = known.get(sample.sample_id)
-        if now is None or (str(now.rid), now.ids_xxh3) != (sample.rid, sample.ids_xxh3):
+        was = (sample.rid, sample.ids_xxh3, sample.trained)
+        if now is None or (str(now.rid), now.ids_xxh3, supervised(now.mask_spans)) != was:
             raise OtherExport(
                 out=path.parent, reason=f"it holds sample {sample.sample_id!r} as the dataset no longer has it"
             )

@@ -265,6 +265,20 @@ def test_samples_done_later_are_said_to_be_missing(source: ExportSet, tmp_path: 
     assert "NOT IN IT: 4 samples that could be exported only later" in told
 
 
+def test_another_mask_of_a_sample_is_noticed(source: ExportSet, tmp_path: Path) -> None:
+    export(source, tmp_path / "out")
+    for ledger in source.paths.ledger.iterdir():
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        for line in lines:
+            del line["crc"]
+            if line["type"] == "intent" and line["sample_id"] == "chat/2":
+                line["mask"] = [[0, 1]]
+        ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verify_all(source.paths)
+    with pytest.raises(OtherExport, match="it holds sample 'chat/2' as the dataset no longer has it"):
+        export(source, tmp_path / "out")
+
+
 def test_a_changed_dataset_is_noticed(source: ExportSet, tmp_path: Path) -> None:
     export(source, tmp_path / "out")
     (tmp_path / "out" / "hs-export.json").write_text(
