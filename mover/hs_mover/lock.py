@@ -43,10 +43,11 @@ class ScratchLock:
         """
         scratch = self._control.scratch
         with suppress(FileNotFoundError):  # before anything is put there
-            mode = scratch.stat().st_mode
-            remedy = against_others(scratch, mode)
-            if remedy is not None:
-                raise ScratchOpen(scratch=scratch, mode=stat.S_IMODE(mode), remedy=remedy)
+            found = scratch.lstat()
+            remedy = against_others(scratch, found.st_mode)
+            ours = found.st_uid == os.geteuid() or found.st_mode & stat.S_ISVTX
+            if stat.S_ISDIR(found.st_mode) and ours and remedy is not None:  # `create` refuses all others
+                raise ScratchOpen(scratch=scratch, mode=stat.S_IMODE(found.st_mode), remedy=remedy)
         self._control.create()
         path = self._control.mover_lock
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

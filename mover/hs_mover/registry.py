@@ -66,7 +66,14 @@ class Registry:
             # An unmounted destination looks like an empty one, so it is checked on both sides of the reading.
             self._destination.check()
             books.load_run(run, present)
+            described = books.info() is not None
             self._destination.check()
+            if not described:  # clients write it before they register a run
+                _log.warning(
+                    "%s has no dataset.json: run %s was begun with another --dst, and its parts are stored here now",
+                    books.paths.root,
+                    run,
+                )
         return books
 
     def noted(self, runs: Collection[str], *, turn: Callable[[], object]) -> dict[str, array[int]]:

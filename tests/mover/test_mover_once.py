@@ -275,6 +275,27 @@ def test_runs_nobody_claims(src: Path, dst: Path, caplog: pytest.LogCaptureFixtu
     assert scratch_parts(src) == []
 
 
+def test_a_run_that_was_begun_with_another_destination_is_named(
+    src: Path, dst: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "set has no dataset.json: run 0badcafe was begun with another --dst"
+    register(src, "0badcafe", "set")
+    drop_part(src, rid(1, run="0badcafe"), 0, 4, 4)
+    with caplog.at_level("WARNING", "hs_mover"):
+        move_once(src, dst)
+    assert len([line for line in caplog.messages if said in line]) == 1
+    caplog.clear()
+    info = DatasetInfo(
+        model="m", config_hash="0" * 16, num_layers=4, boundaries=[1, 3], dtype="float32", hidden_size=8,
+        tokenizer="t", tokenizer_hash="h", template_hash="h",
+    )  # fmt: skip
+    DatasetPaths(dst / "set").write_info(info)
+    drop_part(src, rid(2, run="0badcafe"), 0, 4, 4, boundaries=(1, 3))
+    with caplog.at_level("WARNING", "hs_mover"):
+        move_once(src, dst)
+    assert not [line for line in caplog.messages if said in line]
+
+
 @pytest.mark.parametrize("name", ["../out", "unclaimed", "", ".hidden", "a/b"])
 def test_a_registration_cannot_lead_out_of_the_destination(src: Path, dst: Path, name: str) -> None:
     (ControlFolder(src).runs / "deadbeef.json").write_text(json.dumps({"run": "deadbeef", "dataset": name, "pid": 1}))
