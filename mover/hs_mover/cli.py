@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
+from hs_formats.control import default_scratch
 from hs_formats.errors import HsError, UsageError
 
 __all__ = ["main"]
@@ -185,7 +186,8 @@ def _cli(
 @_cli.command("status")
 @click.option(
     "--src",
-    required=True,
+    default=default_scratch,
+    show_default="$SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs",
     envvar="HS_MOVER_SRC",
     type=click.Path(path_type=Path, file_okay=False),
     help="Scratch: the tmpfs folder whose mover is meant.",
