@@ -14,7 +14,8 @@ import torch
 
 from checker import Prompt, Reference, check_dataset, read_prompts
 from hs_formats.names import PartName, Rid
-from hs_formats.zstd import compress_blocks, decompress
+from hs_formats.stored import read_stored
+from hs_formats.zstd import compress_blocks
 from part_factory import Record, dataset_info, part_bytes, write_dataset
 from tiny_models import HIDDEN_SIZE, NUM_LAYERS, TINY_MODELS, VOCAB_SIZE, text_model, tiny_model, token_text
 
@@ -281,7 +282,7 @@ def test_a_doubled_part(make: Callable[..., Path], check: Callable[[Path], Any])
 
 def _decoded(path: Path) -> Path:
     plain = path.parents[4] / "plain.pt"
-    plain.write_bytes(decompress(path.read_bytes()))
+    plain.write_bytes(read_stored(path))
     return plain
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from hs_server import env
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.plan import CaptureRequest, LaunchRequest, make_plan
 from hs_server.preflight import PluginView, check_plugins, check_port, view_plugins
-from hs_server.processes import boot_id, has_variable, port_owner, process_info
+from hs_server.processes import boot_id, command_line, has_variable, port_owner, process_info
 from hs_server.readiness import ArmedState, refusal, why_not_armed
 from hs_server.records import LaunchRecord, RecordStore, state_folder
 from launching import free_port
@@ -102,7 +103,8 @@ def test_busy_port_names_the_owner() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         assert port_owner(port) == os.getpid()
-        with pytest.raises(PreflightError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
+        owner = re.escape(f"port {port} is taken by pid {os.getpid()} ({command_line(os.getpid())[:20]}")
+        with pytest.raises(PreflightError, match=owner):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
 
