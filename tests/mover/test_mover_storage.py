@@ -22,43 +22,23 @@ from hs_mover import heartbeat
 from hs_mover.destination import Destination
 from movers import (
     MOVER,
+    RUN,
     check_moved,
+    drop,
+    holding,
     lines_of,
     move_once,
     mover_process,
     mover_thread,
+    moving,
     raw_lines,
+    rid,
     scratch_parts,
     state_of,
     wait_for,
 )  # fmt: skip
 from parts import drop_part, register
 from small_tmpfs import fill, small_tmpfs
-
-RUN = "00c0ffee"
-
-
-def rid(row: int) -> str:
-    return f"hs-{RUN}-{row:08d}-00"
-
-
-def drop(src: Path, rows: range, *, tokens: int = 64, hidden: int = 256) -> dict[str, bytes]:
-    """Parts of about 200 KB that hardly compress."""
-    found = {}
-    for row in rows:
-        path = drop_part(src, rid(row), 0, tokens, tokens, seed=row, hidden=hidden)
-        found[path.name] = path.read_bytes()
-    return found
-
-
-def holding(src: Path, word: str) -> bool:
-    state = state_of(src)
-    return state is not None and state.state == "holding" and word in state.reason
-
-
-def moving(src: Path) -> bool:
-    state = state_of(src)
-    return state is not None and state.state == "moving"
 
 
 @pytest.fixture

@@ -22,16 +22,22 @@ from hs_mover.daemon import run_mover
 from hs_mover.destination import Destination
 from hs_mover.lane import Lane
 from hs_mover.shared import share
+from parts import drop_part
 from unhsz import unhsz
 
 __all__ = [
     "MOVER",
+    "RUN",
     "check_moved",
+    "drop",
+    "holding",
     "lines_of",
     "move_once",
     "mover_process",
     "mover_thread",
+    "moving",
     "raw_lines",
+    "rid",
     "scratch_parts",
     "state_of",
     "wait_for",
@@ -136,3 +142,33 @@ def check_moved(dataset: Path, parts: Mapping[str, bytes]) -> None:
     files = [path for path in paths.data.rglob("*") if path.is_file()]
     assert sorted(str(path.relative_to(dataset)) for path in files) == sorted(line["path"] for line in lines)
     assert not list(dataset.rglob("*.tmp"))
+
+
+RUN = "00c0ffee"
+"""The run of the parts that `rid` names."""
+
+
+def rid(row: int) -> str:
+    """The rid of a row's first attempt."""
+    return f"hs-{RUN}-{row:08d}-00"
+
+
+def drop(src: Path, rows: range, *, tokens: int = 64, hidden: int = 256) -> dict[str, bytes]:
+    """Parts of about 200 KB that hardly compress, one a row; their bytes by file name."""
+    found = {}
+    for row in rows:
+        path = drop_part(src, rid(row), 0, tokens, tokens, seed=row, hidden=hidden)
+        found[path.name] = path.read_bytes()
+    return found
+
+
+def holding(src: Path, word: str) -> bool:
+    """The mover holds the clients, for a reason with `word` in it."""
+    state = state_of(src)
+    return state is not None and state.state == "holding" and word in state.reason
+
+
+def moving(src: Path) -> bool:
+    """The mover does its work."""
+    state = state_of(src)
+    return state is not None and state.state == "moving"
