@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from hs_server.readiness import (
     wrong_way,
 )
 from hs_server.records import LaunchRecord, RecordStore, state_folder
+from hs_server.rendezvous import rendezvous_arguments
 from hs_server.sentinel import Sentinel
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, source
         if request.capture is not None:
             prepare_dump_dir(request.capture.dump_dir)
         looked_at = check_before_start(plan, share_gpus=options.share_gpus)
+        plan = replace(plan, argv=plan.argv + rendezvous_arguments(plan.topology, request.pass_through))
         log = (options.log or store.log_path(request.port)).absolute()
         _announce(plan, looked_at, log=log)
         server = _Server.start(plan, log=log, store=store, tied=not options.detach, source=source)
