@@ -1,5 +1,8 @@
 """A producer twice as fast as the mover, under the real admission rule; throttles that the codec must answer; and the
-whole chain, watched for memory."""
+whole chain, watched for memory.
+
+With ``--only`` a part is a result of its own, so that a long soak may be had part by part.
+"""
 
 from __future__ import annotations
 
@@ -41,33 +44,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="how long the soak lasts (600, quick 60)")
     parser.add_argument("--size", default="1g", metavar="SIZE", help="of the tmpfs, as mount takes it")
     parser.add_argument("--disk", type=Path, default=Path.cwd(), metavar="DIR", help="made and removed below it")
-    parser.add_argument("--only", choices=["soak", "throttles", "chain"], help="one part of it")
+    parser.add_argument("--only", choices=["soak", "throttles", "chain"], help="one part of it, as a result of its own")
 
 
 def run(options: argparse.Namespace) -> Path:
     """See `benchmarks.cases.Case`."""
     seconds = options.seconds or (60.0 if options.quick else 600.0)
-    file = ResultFile("soak", options.out, quick=options.quick)
+    label = options.only or ""
+    file = ResultFile("soak", options.out, label=label, quick=options.quick)
     body: dict[str, Any] = {
-        "parameters": {"seconds": seconds, "tmpfs": options.size, "drain_bytes_per_s": _DRAIN_BYTES_S}
+        "label": label,
+        "parameters": {"seconds": seconds, "tmpfs": options.size, "drain_bytes_per_s": _DRAIN_BYTES_S},
     }
     problems: list[str] = []
-    for name, part in (("soak", _soak), ("throttles", _throttles), ("chain", _chain)):
+
+    def chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) -> dict[str, Any]:
+        use_test_support()
+        from benchmarks.soak.chain import run_chain
+
+        def keep(memory: dict[str, list[list[float]]]) -> None:
+            """So that an hour that is cut short still shows what it saw."""
+            file.save(body | {"chain": {"memory": memory, "growth": []}}, complete=False, problems=problems)
+
+        return run_chain(scratch, disk, seconds, problems, keep)
+
+    for name, part in (("soak", _soak), ("throttles", _throttles), ("chain", chain)):
         if options.only in (None, name):
             with _folders(options) as (scratch, disk):
                 body[name] = part(scratch, disk, seconds, problems)
             file.save(body, complete=False, problems=problems)
-    path = file.save(body, complete=options.only is None, problems=problems)
+    path = file.save(body, complete=True, problems=problems)
     if problems:
         raise HsError(f"the run is invalid, {len(problems)} problems, the first: {problems[0]} (all in {path})")
     return path
-
-
-def _chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) -> dict[str, Any]:
-    use_test_support()
-    from benchmarks.soak.chain import run_chain
-
-    return run_chain(scratch, disk, seconds, problems)
 
 
 @contextmanager

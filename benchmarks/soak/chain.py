@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ _GROWTH_BYTES = 32_000_000
 """Allowed from the second to the last sixth of a run of `_JUDGED_FROM_S` or more."""
 
 _END_S = 300.0
+_KEEP_EVERY_S = 60.0
+
+Memory = dict[str, list[list[float]]]
+"""Samples [seconds, bytes] by process, called by its pid and its name."""
 
 
-def run_chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) -> dict[str, Any]:
+def run_chain(
+    scratch: Path, disk: Path, seconds: float, problems: list[str], keep: Callable[[Memory], None]
+) -> dict[str, Any]:
     """Send rows for `seconds`, then interrupt the client, drain, and verify what is there.
+
+    Args:
+        problems: what must not happen is added here.
+        keep: given the samples of memory every minute.
 
     Returns:
         ``memory``: samples [seconds, bytes] by process; ``growth``: as `growth`, with the process's name; ``done``.
@@ -47,7 +58,7 @@ def run_chain(scratch: Path, disk: Path, seconds: float, problems: list[str]) ->
             try:
                 named = {pid: f"server: {_title(pid)}" for pid in _server_pids(server)}
                 named |= {mover.process.pid: "mover", client.pid: "client"}
-                memory = _watch(named, client, seconds, problems)
+                memory = _watch(named, client, seconds, problems, keep)
                 client.send_signal(signal.SIGINT)
                 if (code := client.wait(_END_S)) != 130:
                     problems.append(f"the client ended with {code} instead of 130")
@@ -95,14 +106,22 @@ def _title(pid: int) -> str:
 
 
 def _watch(
-    named: dict[int, str], client: subprocess.Popen[bytes], seconds: float, problems: list[str]
-) -> dict[str, list[list[float]]]:
-    memory: dict[str, list[list[float]]] = {f"{pid} {name}": [] for pid, name in named.items()}
+    named: dict[int, str],
+    client: subprocess.Popen[bytes],
+    seconds: float,
+    problems: list[str],
+    keep: Callable[[Memory], None],
+) -> Memory:
+    memory: Memory = {f"{pid} {name}": [] for pid, name in named.items()}
     began_s = time.monotonic()
+    kept_s = 0.0
     while (at_s := time.monotonic() - began_s) < seconds:
         for pid, name in named.items():
             if (size := resident_bytes(pid)) is not None:
                 memory[f"{pid} {name}"].append([round(at_s, 1), size])
+        if at_s - kept_s > _KEEP_EVERY_S:
+            kept_s = at_s
+            keep(memory)
         if client.poll() is not None:
             problems.append(f"the client ended with {client.returncode} after {at_s:.0f} s")
             break
@@ -110,7 +129,7 @@ def _watch(
     return {name: rows for name, rows in memory.items() if rows}
 
 
-def _judged(memory: dict[str, list[list[float]]], seconds: float, problems: list[str]) -> list[dict[str, Any]]:
+def _judged(memory: Memory, seconds: float, problems: list[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for key, rows in memory.items():
         pid, _, name = key.partition(" ")

@@ -31,7 +31,7 @@ def table(record: dict[str, Any]) -> str:
     if throttles := record.get("throttles"):
         lines += [f"| {phase['name']} | {phase['to_s'] - phase['from_s']:.0f} s |" for phase in throttles["phases"]]
         lines += [f"| said | {text} |" for text in throttles["said"]]
-    if chain := record.get("chain"):
+    if (chain := record.get("chain")) and "done" in chain:
         lines.append(f"| whole chain | {given['seconds']:.0f} s, {chain['done']} samples done and verified |")
         lines += [
             f"| memory of {item['name']} | {item['early_bytes'] / _MB:.0f} MB early, {item['late_bytes'] / _MB:.0f} MB "
