@@ -9,7 +9,20 @@ from typing import Any, Protocol, cast
 
 __all__ = ["NAMES", "Case", "find_case"]
 
-NAMES = ("throughput", "equality", "stall", "client", "resume", "codec", "mover", "soak", "chaos", "reader")
+NAMES = (
+    "throughput",
+    "equality",
+    "stall",
+    "client",
+    "sending",
+    "resume",
+    "codec",
+    "mover",
+    "soak",
+    "chaos",
+    "reader",
+    "scaling",
+)
 
 
 class Case(Protocol):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import anonymous_mib, cpu_s
 from benchmarks.results import ResultFile
 from benchmarks.resume.made import RUN, save_tokenizer, write_ledger, write_prompts
 from benchmarks.resume.report import plot, table
@@ -103,9 +104,9 @@ def _first_request(work: Path, prompts: Path, scratch: Path, stub: Stub) -> dict
                 spent_s = time.monotonic() - started_s
                 if client.poll() is not None or spent_s > _TIMEOUT_S:
                     raise ServerLost(f"no request came: {log.read_text()[-2000:]}")
-                memory.append((round(spent_s, 2), _anonymous_mib(client.pid)))
+                memory.append((round(spent_s, 2), anonymous_mib(client.pid)))
             first_s = stub.first_s
-            cpu_s = _cpu_s(client.pid)
+            used_s = cpu_s(client.pid)
         finally:
             client.kill()
             client.wait()
@@ -113,25 +114,12 @@ def _first_request(work: Path, prompts: Path, scratch: Path, stub: Stub) -> dict
     peak = max((mib for _, mib in memory), default=0.0)
     return {
         "first_request_s": round(first_s - started_s, 2),
-        "cpu_s": cpu_s,
+        "cpu_s": used_s,
         "load_average": round(load, 1),
         "peak_mib": peak,
         "memory_samples": memory,
         "said": lines,
     }
-
-
-def _anonymous_mib(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return round(int(line.split()[1]) / 1024, 1)
-    return 0.0
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 2)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from hs_formats.control import ControlFolder, Marker
+from benchmarks.straw import marker
+from hs_formats.control import ControlFolder
 
 __all__ = ["Stub", "serving"]
-
-_SLOTS, _HIDDEN = 4, 4096
 
 
 class Stub:
@@ -74,7 +72,7 @@ def serving(scratch: Path, tokenizer: Path) -> Iterator[Stub]:
     stub.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    held = control.hold_marker(_marker(stub.port, tokenizer))
+    held = control.hold_marker(marker(stub.port, str(tokenizer)))
     try:
         yield stub
     finally:
@@ -83,33 +81,3 @@ def serving(scratch: Path, tokenizer: Path) -> Iterator[Stub]:
         server.server_close()
         thread.join()
         held.release()
-
-
-def _marker(port: int, tokenizer: Path) -> Marker:
-    return Marker(
-        nonce="feedfacefeedface",
-        pid=os.getpid(),
-        rank=0,
-        tp_size=1,
-        dp_rank=0,
-        dp_size=1,
-        attn_tp_rank=0,
-        attn_tp_size=1,
-        writers="first",
-        expected_ranks=[0],
-        host="127.0.0.1",
-        port=port,
-        model="stub",
-        tokenizer=str(tokenizer),
-        config_hash="c0ffee",
-        num_layers=32,
-        boundaries=[2, 16, 29],
-        dtype="bfloat16",
-        hidden_size=_HIDDEN,
-        bytes_per_token=_SLOTS * _HIDDEN * 2,
-        context_length=8192,
-        chunk_size=8192,
-        sglang_version="0.0.0",
-        hs_version="0.0.0",
-        capture_mode="plugin",
-    )

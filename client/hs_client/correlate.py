@@ -17,6 +17,7 @@ __all__ = ["Correlator"]
 
 _FAST_S = 0.05
 _SLOW_S = 1.0
+_SPARE_DUE = 1024
 _LOOKS_SHARE = 0.2
 """Of the time, at most, goes into looking: where scratch holds very many parts a look takes long."""
 
@@ -114,6 +115,10 @@ class Correlator:
     def _wait_until(self, attempt: Attempt, at_s: float) -> None:
         attempt.deadline_s = at_s
         heapq.heappush(self._due, (at_s, attempt.rid))
+        if len(self._due) > _SPARE_DUE + 2 * len(self._attempts):
+            # Most attempts end long before their time: their entries would be kept for a whole part time-out.
+            self._due = [due for due in self._due if due[1] in self._attempts]
+            heapq.heapify(self._due)
 
     async def serve(self) -> None:
         """Look around for as long as the run lasts, often while something happens, seldom while nothing does."""

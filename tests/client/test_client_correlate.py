@@ -158,6 +158,24 @@ async def test_records_that_wait_for_the_mover_cost_nothing(monkeypatch: pytest.
 
 
 @pytest.mark.anyio
+async def test_what_has_ended_is_not_remembered_until_its_time_would_be_over() -> None:
+    script, settled = Script(), dict[str, Verdict]()
+    follower = correlator(script, settled, part_timeout_s=3600)
+    slow = attempt(0)
+    follower.add(slow)
+    follower.answered(slow, GOOD)
+    for row in range(1, 5000):
+        one = attempt(row)
+        follower.add(one)
+        follower.answered(one, GOOD)
+        script.next.lines.append(line(part(one.rid, 0, N)))
+        await follower.tick()
+    assert len(settled) == 4999
+    assert len(follower._due) < 2000
+    assert slow.rid in {rid for _, rid in follower._due}
+
+
+@pytest.mark.anyio
 async def test_parts_that_lie_in_scratch_may_lie_there_for_ever_but_must_not_vanish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
