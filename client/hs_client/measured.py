@@ -13,6 +13,7 @@ from hs_client.history import History
 from hs_formats.control import MoverState
 from hs_formats.dataset import DatasetPaths
 from hs_formats.manifest import ManifestLine
+from hs_formats.regular import open_regular
 
 __all__ = ["measure_room", "stored_ratio"]
 
@@ -62,7 +63,7 @@ def stored_ratio(paths: DatasetPaths) -> float:
 def _last_lines(path: Path) -> Iterator[ManifestLine]:
     decoder = msgspec.json.Decoder(ManifestLine)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().split(b"\n")

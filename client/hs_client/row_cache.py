@@ -23,6 +23,7 @@ import xxhash
 from hs_formats import hashing
 from hs_formats.durable import write_all
 from hs_formats.hashing import XXH3
+from hs_formats.regular import open_regular
 
 __all__ = ["Facts", "RowCache", "cache_file", "line_hash"]
 
@@ -82,7 +83,7 @@ class RowCache:
     def load(cls, path: Path) -> RowCache:
         """The cache at `path`, an empty one where that cannot be used."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             magic, version, count, checksum = _HEADER.unpack_from(content)
         except (OSError, ValueError, struct.error):

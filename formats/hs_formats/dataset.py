@@ -14,6 +14,7 @@ from hs_formats.durable import link_durable, make_folders
 from hs_formats.errors import FormatError
 from hs_formats.names import PartName
 from hs_formats.part import parse_struct
+from hs_formats.regular import read_regular
 
 __all__ = ["ROWS_PER_FOLDER", "UNCLAIMED", "DatasetInfo", "DatasetPaths", "check_dataset_name"]
 
@@ -138,7 +139,7 @@ class DatasetPaths:
             FormatError: ``dataset.json`` is damaged or of another version.
         """
         try:
-            data: Mapping[str, Any] = msgspec.json.decode(self.info.read_bytes(), type=dict[str, Any])
+            data: Mapping[str, Any] = msgspec.json.decode(read_regular(self.info), type=dict[str, Any])
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, RecursionError) as error:

@@ -23,6 +23,7 @@ import msgspec
 
 from hs_formats.durable import fsync_folder, write_all
 from hs_formats.errors import FormatError
+from hs_formats.regular import open_regular, regular_fd
 
 __all__ = ["AppendLog", "TailReader", "crc_fits", "encode_line"]
 
@@ -61,7 +62,8 @@ class AppendLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A link could lead the lines of a dataset that others may write into any file of ours.
+        self._fd = regular_fd(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
         try:
             size = os.fstat(self._fd).st_size
             self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
@@ -135,7 +137,7 @@ class TailReader(Generic[Line]):
         """
         lines: list[Line] = []
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
                 while data := file.read(_BLOCK_BYTES):
                     self._offset += len(data)

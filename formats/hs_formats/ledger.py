@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hs_formats.jsonl import TailReader
+from hs_formats.regular import open_regular
 
 __all__ = ["Done", "Failed", "Intent", "LedgerLine", "Rejected", "RunStarted", "iter_ledger", "read_ledger"]
 
@@ -101,7 +102,7 @@ def iter_ledger(path: Path) -> Iterator[LedgerLine]:
         OSError: the file cannot be read.
     """
     decoder: msgspec.json.Decoder[LedgerLine] = msgspec.json.Decoder(LedgerLine)
-    with path.open("rb", buffering=1 << 20) as file:
+    with open_regular(path, buffering=1 << 20) as file:
         for line in file:
             if line.endswith(b"\n") and line.strip():
                 try:

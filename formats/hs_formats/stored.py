@@ -24,6 +24,7 @@ from hs_formats.hsz_encode import Facts, encode as encode_hsz
 from hs_formats.hsz_index import HEAD_BYTES, read_head
 from hs_formats.layout import OPAQUE_BYTES, Floats, Layout
 from hs_formats.planes import Transform
+from hs_formats.regular import open_regular, regular_fd
 from hs_formats.statistics import SlotStatistics
 
 __all__ = [
@@ -262,7 +263,7 @@ def stored_codec(path: Path) -> str:
     codec = codec_of(path.name)
     if codec.suffix != ".pt.hsz":
         return codec.name
-    with _named(path), path.open("rb") as file:
+    with _named(path), open_regular(path) as file:
         return read_head(file.read(HEAD_BYTES))
 
 
@@ -280,7 +281,7 @@ def open_stored(path: Path, *, limit_bytes: int | None = None) -> Iterator[Origi
     """
     suffix = codec_of(path.name).suffix
     with _named(path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = regular_fd(path)
         try:
             original = _original(suffix, fd, limit_bytes)
             if limit_bytes is not None and original.size > limit_bytes:

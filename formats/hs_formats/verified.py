@@ -23,6 +23,7 @@ from hs_formats.durable import write_durable
 from hs_formats.errors import FormatError
 from hs_formats.index import IndexedSample
 from hs_formats.part import parse_struct
+from hs_formats.regular import read_regular
 
 __all__ = ["VerifiedSet", "sample_digest"]
 
@@ -72,7 +73,7 @@ class VerifiedSet:
             OSError: it cannot be read.
         """
         try:
-            data: Mapping[str, Any] = msgspec.json.decode(paths.verified.read_bytes(), type=dict[str, Any])
+            data: Mapping[str, Any] = msgspec.json.decode(read_regular(paths.verified), type=dict[str, Any])
         except FileNotFoundError:
             return cls()
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -21,6 +21,7 @@ from hs_formats.errors import FormatError
 from hs_formats.jsonl import AppendLog
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, part_prefix, run_of_rid
+from hs_formats.regular import open_regular
 from hs_mover.task import Known, Reference
 
 __all__ = ["Books", "ChunkKey", "chunk_key", "name_hash", "noted_names", "run_lines"]
@@ -45,7 +46,7 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
     needle = f'"{part_prefix(run)}'.encode()
     decoder = msgspec.json.Decoder(ManifestLine)
     for path in sorted(paths.manifest.glob("*.jsonl")):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for text in file:
                 if needle not in text:
                     continue
@@ -76,7 +77,7 @@ def noted_names(paths: DatasetPaths, runs: Collection[str], *, turn: Callable[[]
     found: dict[str, array[int]] = {run: array("Q") for run in runs}
     decoder = msgspec.json.Decoder(ManifestLine)
     for path in sorted(paths.manifest.glob("*.jsonl")):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, text in enumerate(file):
                 if number % _LINES_A_TURN == 0:
                     turn()

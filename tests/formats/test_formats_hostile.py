@@ -27,6 +27,7 @@ from hs_formats.errors import FormatError
 from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
 from hs_formats.index import DatasetIndex
+from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Done
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
@@ -118,6 +119,38 @@ def test_any_bytes_are_a_value_nothing_or_a_format_error(
     else:
         said = ""
     assert len(said) < 2000
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+@pytest.mark.parametrize("name", ["dataset.json", "verified.json", "manifest/m.jsonl", "ledger/0000abcd.jsonl", "data"])
+def test_what_is_no_file_stops_no_reader(tmp_path: Path, name: str, kind: str) -> None:
+    """Nobody writes to the pipe: who opened it as a file would wait for ever. The device never ends."""
+    paths = write_dataset(tmp_path / "set", [random_record(0, 5)])
+    place = next(paths.data.rglob("*.hsz")) if name == "data" else paths.root / name
+    place.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "folder":
+            place.mkdir()
+        case _:
+            place.symlink_to("/dev/zero")
+
+    def read_all() -> None:
+        VerifiedSet.read(paths)
+        HiddenStateDataset(str(paths.root))[0]
+
+    with pytest.raises((OSError, FormatError), match=r"regular file|s a directory"):
+        read_all()
+
+
+def test_lines_are_not_appended_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine\n")
+    (tmp_path / "m.jsonl").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic"):
+        AppendLog(tmp_path / "m.jsonl")
+    assert precious.read_text() == "mine\n"
 
 
 class _Evil:

@@ -25,6 +25,7 @@ from hs_formats.jsonl import crc_fits
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
+from hs_formats.regular import open_regular
 from hs_formats.stored import CODECS, codec_of
 
 __all__ = ["BookFile", "Books", "StoredFile", "read_books", "stored_part_name"]
@@ -125,7 +126,7 @@ def _read_book(path: Path, kind: Any) -> BookFile[Any]:
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
     book: BookFile[Any] = BookFile(path)
     sealed = False
-    with path.open("rb", buffering=1 << 20) as file:
+    with open_regular(path, buffering=1 << 20) as file:
         for number, text in enumerate(file, start=1):
             book.size_bytes += len(text)
             if not text.strip():
