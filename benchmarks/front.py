@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cases import NAMES, find_case
+from benchmarks.machine import NotHere
 from benchmarks.results import RESULTS, latest, load, write_latest
-from hs_formats.errors import HsError
+from hs_formats.errors import HsError, UsageError
 
 __all__ = ["main", "make_parser"]
 
@@ -24,7 +25,7 @@ is invalid and gives no figure. Ratios come from things measured side by side in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; returns the exit code, for `all` that of the first case that failed."""
     options = make_parser().parse_args(argv)
     try:
         if options.command == "list":
@@ -34,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in options.names or NAMES:
                 _report(name, options.results)
         elif options.name == "all":
-            for name in NAMES:
-                _run(name, make_parser().parse_args(["run", name, *(["--quick"] if options.quick else [])]))
+            return _run_all(options)
         else:
             _run(options.name, options)
     except HsError as error:
@@ -62,8 +62,10 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         case.add_argument("--quick", action="store_true", help="the short form: shapes and counts, no figures")
-        if name != "all":
-            case.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
+        case.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
+        if name == "all":
+            case.add_argument("--skip", nargs="+", default=[], choices=NAMES, metavar="NAME", help="cases to leave out")
+        else:
             find_case(name).add_arguments(case)
     report = commands.add_parser("report", help="tables and plots of the newest valid results, into the READMEs")
     report.add_argument("names", nargs="*", metavar="NAME", choices=[[], *NAMES], help="cases (default: all)")
@@ -71,9 +73,33 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run_all(options: argparse.Namespace) -> int:
+    """One case after the other, whatever becomes of each; in the end what did not run, and why."""
+    code, endings = 0, list[str]()
+    for name in (name for name in NAMES if name not in options.skip):
+        argv = ["run", name, *(["--quick"] if options.quick else []), "--out", str(options.out)]
+        try:
+            _run(name, make_parser().parse_args(argv))
+            endings.append(f"{name:<12} done")
+        except NotHere as error:
+            endings.append(f"{name:<12} SKIPPED: {error}")
+        except UsageError as error:  # the long form of some cases needs to be told what to measure
+            code = code or (error.exit_code if options.quick else 0)
+            endings.append(f"{name:<12} {'FAILED' if options.quick else 'SKIPPED'}: {error}")
+        except HsError as error:
+            code = code or error.exit_code
+            endings.append(f"{name:<12} FAILED: {error}")
+    sys.stdout.write("\n".join(["", *endings, *(f"{name:<12} SKIPPED: --skip" for name in options.skip), ""]))
+    return code
+
+
 def _run(name: str, options: argparse.Namespace) -> None:
     path = find_case(name).run(options)
-    sys.stdout.write(f"\n{find_case(name).table(load(path))}\nresult {path}\n")
+    record = load(path)
+    sys.stdout.write(f"\n{find_case(name).table(record)}\nresult {path}\n")
+    if record["problems"]:
+        count, first = len(record["problems"]), record["problems"][0]
+        raise HsError(f"the run is invalid, {count} problems, the first: {first} (all in {path})")
 
 
 def _report(name: str, folder: Path) -> None:

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import ROOT
+from hs_formats.errors import PreflightError
 
-__all__ = ["commit", "describe", "gpus", "machine_name", "versions"]
+__all__ = ["NotHere", "commit", "describe", "gpus", "machine_name", "versions"]
 
 _PACKAGES = ("hs-extract", "sglang", "torch", "triton", "transformers", "sglang-kernel", "numpy", "httpx")
+
+
+class NotHere(PreflightError):
+    """{message}"""  # something that this machine lacks; `run all` skips the case and says so
 
 
 def _output(*argv: str) -> str:

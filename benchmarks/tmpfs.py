@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from hs_formats.errors import PreflightError
+from benchmarks.machine import NotHere
 
 __all__ = ["mounted_tmpfs"]
 
@@ -18,7 +18,7 @@ def mounted_tmpfs(folder: Path, size: str) -> Iterator[Path]:
     """A tmpfs of `size` on `folder`.
 
     Raises:
-        PreflightError: it cannot be mounted.
+        NotHere: it cannot be mounted.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = f"size={size},mode=0700,uid={os.geteuid()}"
@@ -26,7 +26,7 @@ def mounted_tmpfs(folder: Path, size: str) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise PreflightError(f"a tmpfs of {size} cannot be mounted on {folder}: {done.stderr.strip()}; run it as root")
+        raise NotHere(f"a tmpfs of {size} cannot be mounted on {folder}: {done.stderr.strip()}; run it as root")
     try:
         yield folder
     finally:

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `benchmarks.cases.Case`."""
     parser.add_argument("--rounds", type=int, metavar="N", help="how often each encodes and decodes (15, quick 2)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps the compared libraries (default: thrown away)")
-    parser.add_argument("--no-install", action="store_true", help="compare with what is installed already")
+    parser.add_argument(
+        "--no-install", action="store_true", help="compare with what is installed already, as --quick does"
+    )
 
 
 def run(options: argparse.Namespace) -> Path:
@@ -43,7 +45,11 @@ def run(options: argparse.Namespace) -> Path:
     shape = (64, 4, 512) if options.quick else (512, 4, 4096)
     file = ResultFile("codec", options.out, quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="hs-bench-") as thrown_away:
-        python = Path(sys.executable) if options.no_install else _environment(options.work or Path(thrown_away))
+        python = (
+            Path(sys.executable)
+            if options.no_install or options.quick
+            else _environment(options.work or Path(thrown_away))
+        )
         found = _measured(python, rounds, shape)
     for name, why in found["missing"].items():
         sys.stderr.write(f"SKIPPED: {name} is not compared: {why}\n")

@@ -10,11 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import NotHere
 from benchmarks.mover.arms import ARMS, Arm, Timing, run_arm
 from benchmarks.mover.parts import States, part_of, register, rows_for
 from benchmarks.mover.report import STARTS, plot, table
 from benchmarks.results import ResultFile
-from hs_formats.errors import HsError, PreflightError
+from hs_formats.errors import HsError
 
 __all__ = ["QUESTION", "add_arguments", "plot", "run", "table"]
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _require(*programs: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
-            raise PreflightError(f"{program} is not installed: the comparison needs it")
+            raise NotHere(f"{program} is not installed: the comparison needs it")
 
 
 def run(options: argparse.Namespace) -> Path:

@@ -13,7 +13,7 @@ from benchmarks.results import load
 
 
 def test_codec_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "codec", "--quick", "--no-install", "--out", str(tmp_path / "out")]) == 0
+    assert main(["run", "codec", "--quick", "--out", str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out" / "codec").glob("*.json")
     record = load(path)
     assert record["valid"]
