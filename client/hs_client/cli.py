@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from click.core import ParameterSource
 
 from hs_client.export.cli import export
 from hs_client.report.cli import report
+from hs_client.saying import say
 from hs_client.subset.cli import merge, split
 from hs_formats.errors import HsError, UsageError
 
@@ -21,6 +23,11 @@ _SCRATCH = click.option(
     "--scratch",
     type=click.Path(path_type=Path, file_okay=False),
     help="The tmpfs folder that the server writes to.  [default: $SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs]",
+)
+
+_GENERATION = (
+    *("regenerate", "temperature", "top_p", "max_new_tokens", "stop", "seed", "variants", "cut_answers"),
+    *("looping_answers", "generate_concurrency"),
 )
 
 _EPILOG = """
@@ -39,6 +46,7 @@ Examples
   zcat chats.jsonl.gz | hs-client run - --dataset chats
   hs-client run prompts.jsonl --server http://127.0.0.1:8000=/dev/shm/a --server http://127.0.0.1:8001=/dev/shm/b
   hs-client run prompts.jsonl --shard 0/2
+  hs-client run questions.jsonl --generate --temperature 0.8 --variants 2
 
 \b
 In the environment: HS_SERVER and HS_CONCURRENCY for these options, HS_API_KEY for a server with --api-key.
@@ -162,6 +170,66 @@ def cli() -> None:
     metavar="S",
     help="Seconds between lines where there is no terminal.",
 )
+@click.option("--generate", is_flag=True, help="Have the server answer rows without an answer, and capture both.")
+@click.option(
+    "--regenerate",
+    type=click.Choice(["missing", "all"]),
+    default="missing",
+    show_default=True,
+    help="With --generate: answers that are missing, or every turn of the assistant.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    show_default=True,
+    metavar="T",
+    help="Of sampling answers; 0 takes the likeliest token.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="P",
+    help="Sample from the likeliest tokens that have this share.",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=2048,
+    show_default=True,
+    metavar="N",
+    help="Tokens of an answer at most.",
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; may be repeated.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of sampling.")
+@click.option(
+    "--variants", type=click.IntRange(1, 999_999), default=1, show_default=True, metavar="N", help="Answers a row."
+)
+@click.option(
+    "--cut-answers",
+    type=click.Choice(["keep", "drop"]),
+    default="keep",
+    show_default=True,
+    help="Answers that end at --max-new-tokens.",
+)
+@click.option(
+    "--looping-answers",
+    type=click.Choice(["keep", "drop"]),
+    default="drop",
+    show_default=True,
+    help="Answers that repeat themselves at the end.",
+)
+@click.option(
+    "--generate-concurrency",
+    type=click.IntRange(1, 4096),
+    default=64,
+    envvar="HS_GENERATE_CONCURRENCY",
+    show_default=True,
+    metavar="N",
+    help="Requests for answers in flight to each server at most.",
+)
 @click.option("--retry-rejected", is_flag=True, help="Look again at rows that earlier runs have rejected.")
 @click.option(
     "--summary-json", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The summary, for programs."
@@ -192,6 +260,17 @@ def run(
     limit: int | None,
     shard: str,
     progress_interval: float,
+    generate: bool,
+    regenerate: Literal["missing", "all"],
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int,
+    stop: tuple[str, ...],
+    seed: int,
+    variants: int,
+    cut_answers: Literal["keep", "drop"],
+    looping_answers: Literal["keep", "drop"],
+    generate_concurrency: int,
     retry_rejected: bool,
     summary_json: Path | None,
     dry_run: bool,
@@ -203,12 +282,30 @@ def run(
     A repeated command goes on where the last one stopped: what is done is never sent again.
     """
     from hs_client.chat_options import ChatOptions, parse_arguments, read_template
+    from hs_client.generate.options import GenerateOptions
     from hs_client.run_command import run_command
     from hs_client.settings import RunSettings, parse_servers, parse_shard
     from hs_formats.control import default_scratch
 
+    source_of = click.get_current_context().get_parameter_source
+    given = [name for name in _GENERATION if source_of(name) is ParameterSource.COMMANDLINE]
+    if given and not generate:
+        raise UsageError(f"--{given[0].replace('_', '-')} goes with --generate")
+    options = GenerateOptions(
+        regenerate=regenerate,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        seed=seed,
+        variants=variants,
+        cut=cut_answers,
+        looping=looping_answers,
+        concurrency=generate_concurrency,
+    )
     settings = RunSettings(
         files=files,
+        generate=options if generate else None,
         servers=parse_servers(servers, scratch or default_scratch()),
         dataset=dataset,
         tokenizer=tokenizer,
@@ -247,7 +344,7 @@ def status(dataset: Path | None, scratch: Path | None) -> None:
 
     folder = (scratch or default_scratch()).absolute()
     for line in status_lines(folder) if dataset is None else dataset_lines(dataset, folder):
-        click.echo(line)
+        say(line)
 
 
 @cli.command()
@@ -313,7 +410,7 @@ def info(dataset: Path) -> None:
     from hs_client.info_command import info_lines
 
     for line in info_lines(dataset):
-        click.echo(line)
+        say(line)
 
 
 @cli.command()
@@ -332,12 +429,12 @@ def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
 
     orphans = find_orphans(dataset, (scratch or default_scratch()).absolute())
     for orphan in orphans:
-        click.echo(f"{orphan.path}  {show_bytes(orphan.size_bytes)}  {orphan.why}")
+        say(f"{orphan.path}  {show_bytes(orphan.size_bytes)}  {orphan.why}")
     if not yes:
         size = show_bytes(sum(orphan.size_bytes for orphan in orphans))
-        click.echo(f"{len(orphans)} files, {size}" + ("; delete them with --yes" if orphans else ""))
+        say(f"{len(orphans)} files, {size}" + ("; delete them with --yes" if orphans else ""))
         return
-    click.echo(f"deleted {len(orphans)} files, {show_bytes(delete(orphans))}")
+    say(f"deleted {len(orphans)} files, {show_bytes(delete(orphans))}")
 
 
 cli.add_command(export)
@@ -369,5 +466,5 @@ def _see_help() -> str:
 
 
 def _leave(text: str, code: int) -> None:
-    click.echo(text, err=True)
+    say(text, err=True)
     sys.exit(code)

@@ -13,7 +13,9 @@ from typing import Any, TextIO
 import anyio
 
 from hs_client.limiter import Party
+from hs_client.saying import say
 from hs_client.tally import Tally, percentile, show_bytes, show_seconds
+from hs_formats.printable import printable
 
 __all__ = ["Progress", "Rates", "Snapshot", "progress_text"]
 
@@ -26,12 +28,15 @@ _RATE_WINDOW_S = 60.0
 class Snapshot:
     """A run as it stands.
 
-    `to_store`: records that wait to be stored. `waiting`: what is waited for, in words. `limiting`: which party was
+    `generating`: requests for answers; `to_capture`: answered samples that wait for their capture. `to_store`: records
+    that wait to be stored. `waiting`: what is waited for, in words. `limiting`: which party was
     waited for most of late. Of scratch, all of them together: `used_bytes` of `limit_bytes`, and what comes in and goes
     out in a second.
     """
 
     in_flight: int = 0
+    generating: int = 0
+    to_capture: int = 0
     to_store: int = 0
     waiting: str = ""
     limiting: Party = ""
@@ -112,10 +117,9 @@ class Progress:
     def say(self, text: str) -> None:
         """A line that is not lost under the bar."""
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            self._bar.write(printable(text), file=self._stream)
         else:
-            self._stream.write(text + "\n")
-            self._stream.flush()
+            say(text, stream=self._stream)
 
     def text(self) -> str:
         """The run as it stands, in a line."""
@@ -160,6 +164,10 @@ def progress_text(tally: Tally, now: Snapshot, rates: Rates) -> str:
         words.append(f"{show_seconds(left_s)} left")
     if now.limiting:
         words.append(f"limited by the {now.limiting}")
+    if t.generation or now.generating:
+        words.append(f"{now.generating} generating, {t.generation.tokens:,} tokens of answers so far")
+    if now.to_capture:
+        words.append(f"{now.to_capture} to be captured")
     words.append(f"{now.in_flight} in flight" + f", {now.to_store} to be stored" * bool(now.to_store))
     if now.in_bytes_per_s or now.out_bytes_per_s:
         words.append(f"{show_bytes(now.in_bytes_per_s)}/s in, {show_bytes(now.out_bytes_per_s)}/s out")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hs_formats.control import ControlFolder, Marker
+from hs_formats.printable import printable
 from hs_server.capture.errors import REFUSAL_PREFIX
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def http_status(host: str, port: int, path: str, *, timeout_s: float) -> int | N
 
 
 def log_tail(log: Path, *, lines: int) -> list[str]:
-    """The last non-empty lines of `log`."""
+    """The last non-empty lines of `log`, fit for a terminal: requests of others show up in it."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -122,7 +123,7 @@ def log_tail(log: Path, *, lines: int) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return [line for line in text.splitlines() if line.strip()][-lines:]
+    return [printable(line) for line in text.splitlines() if line.strip()][-lines:]
 
 
 def refusal(log: Path) -> str | None:

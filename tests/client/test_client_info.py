@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from hs_client.cli import main
 from hs_client.info_command import info_lines
 from hs_formats.jsonl import AppendLog
-from hs_formats.ledger import Rejected, RunStarted
-from part_factory import random_record, write_dataset
+from hs_formats.ledger import Done, Rejected, RunStarted
+from part_factory import dataset_info, random_record, write_dataset
 
 
 def test_it_fits_a_screen(tmp_path: Path) -> None:
@@ -30,3 +35,25 @@ def test_few_runs_are_all_there(tmp_path: Path) -> None:
     paths = write_dataset(tmp_path / "set", [random_record(0, 5), random_record(1, 5, run="0000abce")])
     lines = list(info_lines(paths.root))
     assert [line[:19] for line in lines if line.startswith("run")] == ["run        0000abcd", "run        0000abce"]
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "split"])
+def test_names_of_others_do_not_act_on_the_terminal(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dataset from somebody else: its model's name, a sample's id and a folder's name carry escape sequences."""
+    evil = "\x1b]0;mine\x07\u202e"
+    paths = write_dataset(
+        tmp_path / f"set{evil}",
+        [random_record(0, 5)],
+        info=replace(dataset_info(), model=f"/models/{evil}"),
+    )
+    with AppendLog(paths.ledger_file("0000abce")) as log:
+        log.append([Done(sample_id=evil, rid="hs-0000abce-00000000-00", finish_reason="length")])
+    more = [str(tmp_path / "out")] if command == "split" else []
+    monkeypatch.setattr("sys.argv", ["hs-client", command, str(paths.root), *more])
+    with contextlib.suppress(SystemExit):
+        main()
+    said = "".join(capfd.readouterr())
+    assert r"\x1b]0;mine\x07" in said
+    assert not {*"\x1b\x07\u202e"} & {*said}

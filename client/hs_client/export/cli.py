@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hs_client.export.settings import ALGORITHMS, FORMATS, ExportSettings, default_jobs, parse_serving
+from hs_client.saying import say
 
 __all__ = ["export"]
 
@@ -119,4 +120,4 @@ def export(
         from hs_client.export.errors import MissingPackage
 
         raise MissingPackage(format=format_name, package=error.name) from None
-    sys.exit(export_command(settings, click.echo))
+    sys.exit(export_command(settings, say))

@@ -23,6 +23,7 @@ from hs_client.report.run_section import run_section
 from hs_client.report.scales import show_time
 from hs_client.report.slot_section import slot_section
 from hs_client.report.values import ValueFacts, read_values
+from hs_client.saying import say
 from hs_client.tally import show_bytes
 from hs_formats.durable import write_durable
 from hs_formats.errors import PreflightError, StorageError
@@ -66,8 +67,8 @@ def report_command(settings: ReportSettings) -> int:
             f"{out} cannot be written ({error.strerror or error}): name another file with --out"
         ) from None
     for what in values.unreadable:
-        print(f"warning: left out, as it cannot be read: {what}", file=sys.stderr)  # noqa: T201
-    print(f"report     {out}, {show_bytes(len(data))}, values of {values.samples} of {len(samples)} samples")  # noqa: T201
+        say(f"warning: left out, as it cannot be read: {what}", err=True)
+    say(f"report     {out}, {show_bytes(len(data))}, values of {values.samples} of {len(samples)} samples")
     return 1 if values.unreadable else 0
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from hs_client.saying import say
+
 __all__ = ["merge", "split"]
 
 _COPY = click.option("--copy", is_flag=True, help="Copy payload instead of linking it.")
@@ -71,7 +73,7 @@ def split(
         verified=verified,
         invert=invert,
     )
-    sys.exit(split_command(dataset, out, query, copy=copy, dry_run=dry_run, say=click.echo))
+    sys.exit(split_command(dataset, out, query, copy=copy, dry_run=dry_run, say=say))
 
 
 @click.command()
@@ -87,7 +89,7 @@ def merge(out: Path, datasets: tuple[Path, ...], **options: Any) -> None:
     """
     from hs_client.subset.commands import merge_command
 
-    sys.exit(merge_command(out, datasets, say=click.echo, **options))
+    sys.exit(merge_command(out, datasets, say=say, **options))
 
 
 def _most(value: int | None) -> float:

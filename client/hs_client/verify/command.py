@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -12,8 +13,9 @@ from typing import Any, TextIO
 import msgspec
 
 from hs_client.info_command import open_dataset
+from hs_client.saying import say
 from hs_client.tally import show_bytes, show_seconds
-from hs_client.verify.findings import Severity, counts
+from hs_client.verify.findings import TWO_CONTENTS, Severity, counts
 from hs_client.verify.repair import Repair, repair
 from hs_client.verify.run import CHECKS, Verification, slot_names, verify
 from hs_formats.dataset import DatasetInfo, DatasetPaths
@@ -71,7 +73,7 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
         if settings.repair:
             repaired = repair(done, scratch=settings.scratch, prompts=settings.prompts)
             for line in repaired.lines():
-                out.write(line + "\n")
+                say(line, stream=out)
             if repaired.changed:
                 done = _verify(paths, info, settings)
     except OSError as error:
@@ -80,9 +82,9 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
         raise PreflightError(f"{settings.dataset}: {error}") from None
     code = 1 if done.bad or (repaired is not None and repaired.lost) else 0
     for line in _lines(done):
-        out.write(line + "\n")
+        say(line, stream=out)
     for line in _what_next(done, settings):
-        out.write(line + "\n")
+        say(line, stream=out)
     if settings.json:
         _write_report(settings, done, repaired, code)
     try:
@@ -101,7 +103,7 @@ def _verify(paths: DatasetPaths, info: DatasetInfo, settings: VerifySettings) ->
         model=settings.model,
         trust_remote_code=settings.trust_remote_code,
         seed=settings.seed,
-        say=lambda text: print(text, file=sys.stderr),  # noqa: T201
+        say=functools.partial(say, err=True),
     )
 
 
@@ -134,7 +136,7 @@ def _lines(done: Verification) -> list[str]:
 
 
 def _what_next(done: Verification, settings: VerifySettings) -> list[str]:
-    severities = {finding.severity for finding in done.findings}
+    severities = {finding.severity for finding in done.findings if finding.kind != TWO_CONTENTS}
     command = shlex.join(["hs-client", "verify", str(settings.dataset)])
     if "error" in severities and not settings.repair:
         return [f"to mend    {command} --repair, with its mover and clients stopped, then the run again"]
