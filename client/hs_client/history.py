@@ -37,6 +37,7 @@ class History:
         open: intents without an outcome of samples that are not done, in the order in which they were written.
         runs: ids of all runs that have a ledger.
         rates: how fast they were.
+        ledger_bytes: how much of each ledger was read at least, by file name; it may end in half a line.
     """
 
     done: DigestTable = field(default_factory=DigestTable)
@@ -46,6 +47,7 @@ class History:
     open: dict[bytes, list[Intent]] = field(default_factory=dict)
     runs: set[str] = field(default_factory=set)
     rates: list[RunRate] = field(default_factory=list)
+    ledger_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def open_runs(self) -> set[str]:
@@ -83,6 +85,7 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
     for path in sorted(paths.ledger.glob("*.jsonl")):
         run = path.stem
         history.runs.add(run)
+        history.ledger_bytes[path.name] = path.stat().st_size
         pending: dict[str, Intent] = {}
         started_at, tokens = "", 0
         for line in iter_ledger(path):

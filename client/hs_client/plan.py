@@ -19,14 +19,11 @@ from hs_client.input_files import DAMAGED, InputFile
 from hs_client.limits import Limits
 from hs_client.lines import MAX_LINE_BYTES, Line, read_lines
 from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
-from hs_client.row_error import RowError
+from hs_client.row_error import OTHER_CONTENT, RowError
 from hs_client.rows import Row, digest, parse_row
 from hs_client.survey import Survey
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
-
-_REMEDY = "give the changed row another id, or the file another --dataset"
-
 
 _SAY_S = 10.0
 _LOOK_AT_CLOCK = 1024
@@ -216,7 +213,7 @@ class Plan:
             reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
             return Judged(where, fate, None, reason=reason)
         if facts.key in self.history.done:
-            reason = f"id {row.sample_id!r} is done already, with other content; {_REMEDY}"
+            reason = f"id {row.sample_id!r} is done already, {OTHER_CONTENT}"
             return Judged(where, fate, None, reason=reason)
         return Judged(where, fate, None, sample_id=row.sample_id, reason=self.history.rejected[facts.key], known=True)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["RowError", "kind_of"]
+__all__ = ["OTHER_CONTENT", "RowError", "kind_of"]
+
+OTHER_CONTENT = "with other content; give the changed row another id, or the file another --dataset"
+"""How a sample is done that a row cannot be, and what to do about it."""
 
 
 class RowError(ValueError):

@@ -7,6 +7,7 @@ in groups; for each server the gate that pauses it; the heartbeat.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -22,6 +23,7 @@ from hs_client.endings import Endings
 from hs_client.errors import ScratchBroken
 from hs_client.ledger_log import LedgerLog
 from hs_client.limiter import Limiter, Party
+from hs_client.meanwhile import Meanwhile
 from hs_client.plan import Judged
 from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
@@ -52,6 +54,7 @@ class Runner:
         source: the samples.
         ledger: of this run, with its first line written.
         tally: counts; the caller shows them.
+        meanwhile: what other clients get done.
         say: prints a line for the user.
         status: the run as it stands, in a line, for others to read in scratch.
 
@@ -68,6 +71,7 @@ class Runner:
         source: Source,
         ledger: LedgerLog,
         tally: Tally,
+        meanwhile: Meanwhile,
         say: Callable[[str], None],
         status: Callable[[], str],
     ) -> None:
@@ -77,6 +81,7 @@ class Runner:
         self._source = source
         self._ledger = ledger
         self._tally = tally
+        self._meanwhile = meanwhile
         self._announcer = Announcer(say, at_s=at_s)
         self._queue = WorkQueue(capacity=max(64, 2 * settings.concurrency))
         self.limiter = Limiter(time.monotonic())
@@ -243,7 +248,10 @@ class Runner:
                 return
             self.limiter.wait_for("", time.monotonic())
             backend = await self._dispatcher.place(item)
-            if backend is not None:
+            found = None if item.attempt else self._meanwhile.content(item.sample.sample_id)
+            if backend is not None and found is not None:  # the credit for it lapses with the next heartbeat
+                await self._endings.done_elsewhere(item, found)
+            elif backend is not None:
                 attempt = backend.attempt(self._run, item)
                 self._endings.begin(attempt, item, backend)
                 group.start_soon(self._guard, self._sender.send, backend, item, attempt)
@@ -258,6 +266,9 @@ class Runner:
                     self._tally.waited(storage.not_stored, HEARTBEAT_S)
                 storage.check(at_s, left=self.left)
             await self._servers.beat(excuse=self._ledger.trouble)
+            with contextlib.suppress(OSError):  # a destination that is away is noticed by those who need it
+                await anyio.to_thread.run_sync(self._meanwhile.look)
+            self._meanwhile.note()
             self._announcer.calm(at_s, waiting=bool(self.waiting))
             await anyio.sleep(HEARTBEAT_S)
 

@@ -19,11 +19,14 @@ from hs_client.failed_rows import failed_file, write_failed
 from hs_client.history import History
 from hs_client.ledger_log import LedgerLog
 from hs_client.lines import shown
+from hs_client.meanwhile import Meanwhile
 from hs_client.neighbours import overlapping_runs
 from hs_client.plan import Fate, Plan
 from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
 from hs_client.progress import Progress
+from hs_client.row_error import OTHER_CONTENT
+from hs_client.rows import digest
 from hs_client.runner import Runner
 from hs_client.settings import RunSettings
 from hs_client.sites import Sites
@@ -77,6 +80,9 @@ class Session:
         self._started_s = started_s
         self._to_send = 0
         self._run = _fresh_run(self._places, plan.history)
+        self._meanwhile = Meanwhile(
+            self._paths.ledger, self._run, known_bytes=plan.history.ledger_bytes, ours=self._is_ours
+        )
         self._failed: set[str] = set()
         self._timeline = TimelineLog(self._paths.timeline_file(self._run), tally, say=progress.say)
         tally.on_failed = lambda sample: self._failed.add(sample.where)
@@ -110,7 +116,8 @@ class Session:
         finally:
             ledger.close()
             self._progress.close()
-        pending = max(0, plan.left - tally.done - tally.failed - tally.refused)
+        self._find_conflicts()
+        pending = max(0, plan.left - tally.done - tally.failed - tally.refused - tally.elsewhere)
         code = error.exit_code if error is not None else INTERRUPTED if interrupted else tally.exit_code
         reason = "" if error is None else str(error)
         self._timeline.end(code, reason)
@@ -120,6 +127,22 @@ class Session:
         if interrupted:
             self._progress.say("interrupted: repeat the command to go on")
         return code
+
+    def _is_ours(self, sample_id: str) -> bool:
+        key = digest(sample_id)
+        return key in self._plan.first and self._plan.in_shard(key)
+
+    def _find_conflicts(self) -> None:
+        """Name the samples that another client has got done at the same time, with other content."""
+        try:
+            found = self._meanwhile.conflicts()
+        except OSError as error:
+            self._progress.say(f"warning: cannot see what other clients did ({error}): `hs-client verify` can")
+            return
+        for each in found:
+            which = "that record counts" if each.counts else "the record of this run counts"
+            reason = f"id {each.sample_id!r} was done by run {each.run} as well ({which}), {OTHER_CONTENT}"
+            self._tally.conflict(each.where, reason)
 
     def _finish(self, pending: int, code: int, error: str) -> None:
         spent_s = time.monotonic() - self._started_s
@@ -206,6 +229,7 @@ class Session:
                 source=self._source,
                 ledger=ledger,
                 tally=self._tally,
+                meanwhile=self._meanwhile,
                 say=self._progress.say,
                 status=self._progress.text,
             )

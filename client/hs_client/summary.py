@@ -20,6 +20,10 @@ def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
         f"{t.rejected} rejected",
         f"{t.earlier} done earlier",
     ]
+    if t.elsewhere:
+        counts.append(f"{t.elsewhere} done by another client meanwhile")
+    if t.conflicts:
+        counts.append(f"{t.conflicts} done by another client too, with other content")
     if t.identical:
         counts.append(f"{t.identical} identical rows stored once")
     if pending:
@@ -52,7 +56,7 @@ def _why(tally: Tally) -> list[str]:
             kind = f" ({reason.kind})" if reason.fate == "failed" else ""
             lines.append(f"{reason.fate:<10} {reason.count:>7,}{kind}, first {cut}")
     lines += [f"  {problem}" for problem in t.problems]
-    more = t.failed + t.rejected - len(t.problems)
+    more = t.failed + t.rejected + t.conflicts - len(t.problems)
     if more > 0 and len(t.problems) >= SHOWN_PROBLEMS:
         lines.append(f"  … and {more} more, in the ledger")
     return lines
@@ -71,6 +75,8 @@ def summary(tally: Tally, *, spent_s: float, pending: int, exit_code: int, **fac
             "rejected": t.rejected,
             "done_earlier": t.earlier,
             "identical": t.identical,
+            "done_elsewhere": t.elsewhere,
+            "conflicts": t.conflicts,
             "pending": pending,
         },
         "tokens": t.tokens,

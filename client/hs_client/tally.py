@@ -35,7 +35,8 @@ class Reason:
 @dataclass(slots=True)
 class Tally:
     """Counters of one run. `earlier` samples were done before it; `refused` ones are those of `rejected` that the plan
-    had to send; `waited_s` is by what was waited for.
+    had to send; `elsewhere` ones another client has got done meanwhile; `conflicts` are records of this run under ids
+    that another client has got done with other content. `waited_s` is by what was waited for.
 
     `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample.
     """
@@ -48,6 +49,8 @@ class Tally:
     failed: int = 0
     rejected: int = 0
     refused: int = 0
+    elsewhere: int = 0
+    conflicts: int = 0
     retried: int = 0
     sent: int = 0
     answered: int = 0
@@ -64,7 +67,7 @@ class Tally:
     @property
     def left(self) -> int:
         """Samples that are neither done, failed nor rejected."""
-        return max(0, self.total - self.done - self.failed - self.rejected)
+        return max(0, self.total - self.done - self.failed - self.rejected - self.elsewhere)
 
     def finish(self, sample: Prepared, lines: Iterable[ManifestLine], *, adopted: bool) -> None:
         """A sample is done, with the parts of `lines`."""
@@ -100,6 +103,12 @@ class Tally:
         self._note("rejected", reason_kind(reason), where, reason)
         self._show(f"{where}: rejected: {reason}")
 
+    def conflict(self, where: str, reason: str) -> None:
+        """A record of this run is one of two with different contents."""
+        self.conflicts += 1
+        self._note("conflict", reason_kind(reason), where, reason)
+        self._show(f"{where}: conflict: {reason}")
+
     def _note(self, fate: str, kind: str, where: str, reason: str) -> None:
         if len(self.reasons) >= _MAX_KINDS and (fate, kind) not in self.reasons:
             kind = "other"
@@ -120,7 +129,7 @@ class Tally:
     @property
     def exit_code(self) -> int:
         """0 when every sample is done, else 1."""
-        return 1 if self.failed or self.rejected else 0
+        return 1 if self.failed or self.rejected or self.conflicts else 0
 
 
 def reason_kind(reason: str) -> str:

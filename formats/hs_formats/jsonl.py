@@ -118,15 +118,18 @@ class TailReader(Generic[Line]):
     """Reads a JSON-lines file as it grows; each complete line is returned once.
 
     `kind` is a Struct class or a tagged union of them. `keep` looks at a raw line and says whether it is wanted; others
-    cost no decoding. `bad` counts complete lines that did not decode.
+    cost no decoding. `start_bytes`: where the first line to be read begins. `bad` counts complete lines that did not
+    decode.
     """
 
-    def __init__(self, path: Path, kind: Any, *, keep: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(
+        self, path: Path, kind: Any, *, keep: Callable[[bytes], bool] | None = None, start_bytes: int = 0
+    ) -> None:
         self.path = path
         self.bad = 0
         self._keep = keep
         self._decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(kind)
-        self._offset = 0
+        self._offset = start_bytes
         self._rest = b""
 
     def poll(self) -> list[Line]:

@@ -77,6 +77,8 @@ def test_failed_rows_are_valid_input_again(mover: MoverProcess, tmp_path: Path) 
             "rejected": 2,
             "done_earlier": 0,
             "identical": 0,
+            "done_elsewhere": 0,
+            "conflicts": 0,
             "pending": 0,
         }
         assert (summary["exit_code"], summary["error"], summary["servers"]) == (1, "", [server.url])

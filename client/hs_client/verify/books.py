@@ -10,14 +10,14 @@ import re
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hs_client.verify.findings import Finding
+from hs_client.verify.findings import TWO_CONTENTS, Finding
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError
 from hs_formats.index import DatasetIndex, record_parts
@@ -287,12 +287,10 @@ def _of_ledgers(books: Books) -> Iterator[Finding]:
             for sample_id in sorted(samples):
                 others = ", ".join(repr(other) for other in sorted(samples - {sample_id}))
                 yield Finding("shared record", rid, f"it is done for {others} as well", sample_id)
+    stored = {str(file.name.rid) for file in books.files.values() if file.name is not None}
     for sample_id, rids in done.items():
         if len(rids) > 1:
-            known = [intents[rid].ids_xxh3 for rid in rids if rid in intents]
-            other = ", of other tokens" if len(set(known)) > 1 else ""
-            text = f"{len(rids)} records are done{other}: the first counts, `hs-client prune` lists the others"
-            yield Finding("done twice", min(rids), text, sample_id, severity="note")
+            yield from _of_rivals(books, sample_id, rids, intents=intents, stored=stored)
     for sample in books.index.samples.values():
         for part in sample.parts:
             if part.path not in books.files and not (books.paths.root / part.path).is_file():
@@ -300,6 +298,28 @@ def _of_ledgers(books: Books) -> Iterator[Finding]:
         if not sample.mask_spans:
             text = "its mask is all zero: nothing to train on"
             yield Finding("empty mask", str(sample.rid), text, sample.sample_id, severity="note")
+
+
+def _of_rivals(
+    books: Books, sample_id: str, rids: Collection[str], *, intents: Mapping[str, Intent], stored: Collection[str]
+) -> Iterator[Finding]:
+    """Several done records of one sample, `stored` being those of which there is a file."""
+    known = [intents[rid].ids_xxh3 for rid in rids if rid in intents]
+    other = ", of other tokens" if len(set(known)) > 1 else ""
+    text = f"{len(rids)} records are done{other}: the first counts, `hs-client prune` lists the others"
+    yield Finding("done twice", min(rids), text, sample_id, severity="note")
+    sample = books.index.samples.get(sample_id)
+    if sample is None:
+        return
+    winner = str(sample.rid)
+    content = intents[winner].content
+    for rid in sorted(rid for rid in rids if rid in intents and rid in stored):
+        if content and intents[rid].content not in ("", content):  # two clients at work at the same time can do that
+            text = (
+                f"it counts for the id {sample_id!r}, and {rid} is of another row with this id: give one of both rows"
+                " another id and run it, then `hs-client prune --yes` removes the record that does not count"
+            )
+            yield Finding(TWO_CONTENTS, winner, text)
 
 
 def _of_requests(books: Books) -> Iterator[Finding]:

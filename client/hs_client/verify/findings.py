@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Severity", "counts", "faulty_samples"]
+__all__ = ["TWO_CONTENTS", "Finding", "Severity", "counts", "faulty_samples"]
+
+TWO_CONTENTS = "two contents"
+"""A kind of finding that no repair can settle: which row should have the id is for its owner to say."""
 
 Severity = Literal["error", "suspect", "note"]
 """error: certainly wrong. suspect: unlike the rest of the set. note: for information, nothing is lost by it."""
