@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError
-from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
+from hs_formats.ledger import Done, Intent, LedgerLine, iter_ledger
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.mask import spans_to_mask
 from hs_formats.names import Rid, rid_of_part, run_of_rid
@@ -49,19 +50,18 @@ def record_parts(n: int, lines: Iterable[ManifestLine]) -> tuple[ManifestLine, .
     None while it is incomplete, when a part is quarantined or of another n, when the lines disagree about the writers
     or about the rows that several ranks wrote, and when the copies that were kept do not tile it.
     """
-    known = sorted(lines, key=lambda line: line.name)
-    if not known or any(line.status == "quarantined" or line.name.n != n for line in known):
+    known = sorted(((line.name, line) for line in lines), key=lambda item: item[0])
+    if not known or any(line.status == "quarantined" or name.n != n for name, line in known):
         return None
-    first = known[0]
-    if any((line.writers, line.expected_ranks) != (first.writers, first.expected_ranks) for line in known):
+    first = known[0][1]
+    if any((line.writers, line.expected_ranks) != (first.writers, first.expected_ranks) for _, line in known):
         return None
-    names = [line.name for line in known]
-    parts = [(name.rank, name.start, name.stop) for name in names]
+    parts = [(name.rank, name.start, name.stop) for name, _ in known]
     if not record_complete(n, parts, writers=first.writers, expected_ranks=first.expected_ranks):
         return None
     kept: dict[tuple[int, int], ManifestLine] = {}
     rows: dict[tuple[int, int], str] = {}
-    for name, line in zip(names, known, strict=True):
+    for name, line in known:
         at = name.start, name.stop
         if rows.setdefault(at, line.rows_xxh3) != line.rows_xxh3:
             return None
@@ -92,26 +92,23 @@ class DatasetIndex:
             OSError: a file cannot be read.
         """
         # Ledgers first: whatever they call done has its manifest lines by then, also while a run goes on.
-        ledgers = [read_ledger(path) for path in sorted(paths.ledger.glob("*.jsonl"))]
-        return cls.build(ledgers, ManifestReader(paths.manifest).poll())
+        started = sorted((_started_at(path), path) for path in paths.ledger.glob("*.jsonl"))
+        said = _Said()
+        for _, path in started:
+            said.add(iter_ledger(path))  # line by line: what is dropped at once needs no room
+        return cls._join(said, ManifestReader(paths.manifest).poll())
 
     @classmethod
     def build(cls, ledgers: Iterable[Sequence[LedgerLine]], manifest: Iterable[ManifestLine]) -> Self:
         """Join the lines of all ledgers, a sequence for each file, with those of the manifests, one for each part."""
-        intents: dict[str, Intent] = {}
-        winners: dict[str, str] = {}
-        others: dict[str, list[str]] = {}
+        said = _Said()
         for ledger in sorted(filter(None, ledgers), key=lambda lines: getattr(lines[0], "started_at", "")):
-            for ledger_line in ledger:
-                match ledger_line:
-                    case Intent(rid=rid):
-                        intents[rid] = ledger_line
-                    case Done(sample_id=sample_id, rid=rid):
-                        known = winners.setdefault(sample_id, rid)
-                        if known != rid:
-                            others.setdefault(sample_id, [known]).append(rid)
-                    case _:
-                        pass
+            said.add(ledger)
+        return cls._join(said, manifest)
+
+    @classmethod
+    def _join(cls, said: _Said, manifest: Iterable[ManifestLine]) -> Self:
+        intents, winners, others = said.intents, said.winners, said.others
         runs = {run: position for position, run in enumerate(dict.fromkeys(map(run_of_rid, intents)))}
         by_rid: dict[str, list[ManifestLine]] = defaultdict(list)
         for line in manifest:
@@ -127,9 +124,42 @@ class DatasetIndex:
         for sample_id, rid in order:
             try:
                 samples[sample_id] = _indexed(sample_id, rid, intents.get(rid), by_rid.get(rid, []))
+                # Its own, and nobody else can use them: a million samples are a matter of gigabytes.
+                del intents[rid], by_rid[rid]
             except FormatError as error:
                 broken[sample_id] = BrokenSample(sample_id, rid, str(error))
         return cls(samples, broken, tuple(sample_id for sample_id, _ in order))
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the ledgers say, in the order in which their runs started: intents by rid, the request that was first called
+    done for each sample, and where there are several all of them."""
+
+    intents: dict[str, Intent] = field(default_factory=dict)
+    winners: dict[str, str] = field(default_factory=dict)
+    others: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, ledger: Iterable[LedgerLine]) -> None:
+        """The lines of the next ledger."""
+        for line in ledger:
+            match line:
+                case Intent(rid=rid):
+                    self.intents[rid] = line
+                case Done(sample_id=sample_id, rid=rid):
+                    intent = self.intents.get(rid)
+                    if intent is not None and intent.sample_id == sample_id:
+                        sample_id, rid = intent.sample_id, intent.rid  # of equal texts one is kept
+                    known = self.winners.setdefault(sample_id, rid)
+                    if known != rid:
+                        self.others.setdefault(sample_id, [known]).append(rid)
+                case _:
+                    pass
+
+
+def _started_at(path: Path) -> str:
+    """When the run of a ledger started, "" where its first line does not say it."""
+    return getattr(next(iter_ledger(path), None), "started_at", "")
 
 
 def _whole(sample_id: str, rid: str, intent: Intent | None, lines: list[ManifestLine]) -> bool:

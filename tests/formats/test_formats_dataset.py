@@ -236,6 +236,19 @@ def test_only_done_samples_are_there(tmp_path: Path) -> None:
     assert list(_load(tmp_path).samples) == ["s1"]
 
 
+def test_a_record_that_another_sample_claims_first_is_still_its_owners(tmp_path: Path) -> None:
+    one = random_record(1, 3)
+    paths = write_dataset(tmp_path, [one])
+    for run, started in (("00000001", "2020-01-01T00:00:00Z"), ("ffffffff", "2030-01-01T00:00:00Z")):
+        with AppendLog(paths.ledger_file(run)) as log:
+            log.append([RunStarted(run=run, started_at=started, inputs=[], servers=[], version="0")])
+            log.append([Done(sample_id=f"of {run}", rid=str(one.rid))])
+    index = _load(tmp_path)
+    assert list(index.samples) == ["s1"]
+    assert set(index.broken) == {"of 00000001", "of ffffffff"}
+    assert all("which no ledger line announced for it" in broken.reason for broken in index.broken.values())
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
