@@ -50,6 +50,8 @@ _CONNECT_S = 5.0
 _WRITE_S = 30.0
 _POOL_S = 5.0
 _CLOSE_S = 2.0
+_MAX_ANSWER_BYTES = 64 << 20
+"""SGLang's longest answers, a million token ids, have a fifth of it."""
 _MAX_WORDS = 300
 
 
@@ -152,6 +154,7 @@ class ServerClient:
         self._headers = {"host": urlsplit(url).netloc.rpartition("@")[2], "accept": "*/*"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
+        self._patience_s = _CONNECT_S + _POOL_S + _WRITE_S + read_timeout_s
         timeout = {"connect": _CONNECT_S, "write": _WRITE_S, "read": read_timeout_s, "pool": _POOL_S}
         self._extensions = {"timeout": timeout}
         self._transport: httpx.AsyncHTTPTransport = self._connect()
@@ -224,17 +227,19 @@ class ServerClient:
             request = library.Request(
                 method, self._url + path, headers=headers, content=body, extensions=self._extensions
             )
-            response = await self._transport.handle_async_request(request)
-            try:
-                content: bytes = await response.aread()
-            finally:
-                await response.aclose()
+            # The library's time-outs are those of single reads, which a server that drips meets for ever.
+            with anyio.fail_after(self._patience_s):
+                response = await self._transport.handle_async_request(request)
+                try:
+                    content = await _body(response)
+                finally:
+                    await response.aclose()
         except (library.ConnectError, library.ConnectTimeout, library.PoolTimeout) as error:
             await self._start_anew()
             raise Unreachable(_words(error)) from None
         except (library.InvalidURL, library.UnsupportedProtocol) as error:
             raise Unreachable(f"not a usable URL: {error}") from None
-        except library.ReadTimeout:
+        except (library.ReadTimeout, TimeoutError):
             await self._start_anew()
             raise Lost("no answer within the time-out") from None
         except library.HTTPError as error:
@@ -244,6 +249,18 @@ class ServerClient:
             await self._start_anew()
             raise
         return _content(response.status_code, content)
+
+
+async def _body(response: httpx.Response) -> bytes:
+    """All of an answer that is not too long to be one."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MAX_ANSWER_BYTES:
+            raise Lost(f"the answer is longer than {_MAX_ANSWER_BYTES:,} bytes, so this is no SGLang server")
+    return b"".join(pieces)
 
 
 def _content(status: int, content: bytes) -> bytes:

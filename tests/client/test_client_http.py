@@ -46,12 +46,19 @@ def answer(status: int, body: Any, *, content_type: str = "application/json") ->
 
 
 class Raw:
-    """A server that reads requests and sends back the bytes it was told; None closes the connection without a word."""
+    """A server that reads requests and sends back the bytes it was told; None closes the connection without a word.
 
-    def __init__(self, say: Callable[[int], bytes | None], *, after_s: float = 0.0) -> None:
+    `drip`: what is sent again and again after the first answer, every `drip_s`.
+    """
+
+    def __init__(
+        self, say: Callable[[int], bytes | None], *, after_s: float = 0.0, drip: bytes = b"", drip_s: float = 0.0
+    ) -> None:
         self.heads: list[bytes] = []
         self.connections = 0
         self._say = say
+        self._drip = drip
+        self._drip_s = drip_s
         self._after = threading.Event()
         self._after_s = after_s
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -77,6 +84,8 @@ class Raw:
                 if said is None:
                     return
                 connection.sendall(said)
+                while not number and self._drip and not self._after.wait(self._drip_s):
+                    connection.sendall(self._drip)
                 if not said.startswith(b"HTTP/1.1"):
                     return
 
@@ -92,8 +101,8 @@ class Raw:
 
 
 @contextlib.contextmanager
-def raw(said: bytes | Callable[[int], bytes | None] | None, *, after_s: float = 0.0) -> Iterator[Raw]:
-    server = Raw(said if callable(said) else lambda _: said, after_s=after_s)
+def raw(said: bytes | Callable[[int], bytes | None] | None, **knobs: Any) -> Iterator[Raw]:
+    server = Raw(said if callable(said) else lambda _: said, **knobs)
     try:
         yield server
     finally:
@@ -183,6 +192,32 @@ async def test_silence_ends_with_the_time_out_and_the_client_goes_on() -> None:
                 with pytest.raises(Lost, match="no answer within the time-out"):
                     await client.generate("hs-0000000a-00000000-00", IDS)
         assert server.connections == 2
+
+
+ENDLESS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_http, "_MAX_ANSWER_BYTES", 1 << 20)
+    piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    with raw(lambda number: answer(200, GOOD) if number else ENDLESS, drip=piece) as server:
+        async with connected(server.url) as client:
+            with pytest.raises(Lost, match="longer than 1,048,576 bytes, so this is no SGLang server"):
+                await client.generate("hs-0000000a-00000000-00", IDS)
+            assert (await client.generate("hs-0000000a-00000001-00", IDS)).prompt_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "drip"), [(ENDLESS, b"1\r\nx\r\n"), (b"HTTP/1.1 200 OK\r\nx-slow: ", b"x")], ids=["body", "head"]
+)
+async def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, said: bytes, drip: bytes) -> None:
+    for name in ("_CONNECT_S", "_POOL_S", "_WRITE_S"):
+        monkeypatch.setattr(_http, name, 0.3)
+    with raw(lambda number: answer(200, GOOD) if number else said, drip=drip, drip_s=0.05) as server:
+        async with connected(server.url, read_timeout_s=0.5) as client:
+            with pytest.raises(Lost, match="no answer within the time-out"):
+                await client.generate("hs-0000000a-00000000-00", IDS)
+            assert (await client.generate("hs-0000000a-00000001-00", IDS)).prompt_tokens == 5
 
 
 async def test_cancelled_requests_cost_no_connection() -> None:

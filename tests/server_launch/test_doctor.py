@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from canary_server import NONCE, CanaryServer, Written, canary_serving
 from hs_formats.control import ClientState, ControlFolder, now_s, used_bytes
 from hs_formats.doctor_pass import doctor_lock_path, forget_dead_passes, has_passed, read_pass
-from hs_formats.errors import HsError, PreflightError, ServerLost, StorageError, UsageError
+from hs_formats.errors import PreflightError, ServerLost, StorageError, UsageError
 from hs_formats.names import CANARY_RUN, Rid
 from hs_server.doctor import room
 from hs_server.doctor.canary import PREFIX_TOKENS, canary_rids, make_prompts
@@ -381,7 +381,7 @@ def test_the_command_names_the_server_and_passes_it(tmp_path: Path, capsys: pyte
         options = DoctorOptions(server=server.url, dump_dir=tmp_path / "scratch", times=TIMES)
         assert doctor(options, state) == 0
     assert "doctor    passed: 12 requests" in capsys.readouterr().out
-    with pytest.raises(HsError, match="no capture of a server on port"):
+    with pytest.raises(ServerLost, match=r"no server answers at http://127.0.0.1:9 .*\n  start one with"):
         doctor(DoctorOptions(server="http://127.0.0.1:9", dump_dir=tmp_path / "scratch"), state)
     with pytest.raises(UsageError, match="give a URL"):
         doctor(DoctorOptions(server="127.0.0.1:9"), state)

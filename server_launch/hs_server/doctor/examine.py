@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker, now_s
 from hs_formats.doctor_pass import DoctorPass, doctor_lock_path, doctor_pass_path, write_pass
@@ -65,10 +66,7 @@ def examine(
     control = ControlFolder(target.scratch)
     markers = sorted(control.live_markers(port=wire.port), key=lambda marker: (marker.dp_rank, marker.rank))
     if not markers:
-        raise PreflightError(
-            f"no capture of a server on port {wire.port} is armed in {target.scratch}\n"
-            "  start it with `hs-server launch`, or name its scratch with --dump-dir"
-        )
+        _refuse_unarmed(wire, target)
     _refuse(target.url, marker_findings(markers, nonce=target.nonce, ranks=target.ranks))
     longest, notes = _settings(wire, target, markers[0])
     try:
@@ -79,6 +77,22 @@ def examine(
     except OSError as error:
         raise StorageError(f"scratch {target.scratch} cannot be used: {error}\n  see to it, launch again") from None
     return passed
+
+
+def _refuse_unarmed(wire: Wire, target: Target) -> NoReturn:
+    """No capture is armed in scratch: there is no server, or it writes elsewhere or not at all."""
+    try:
+        wire.server_info(timeout_s=target.times.answer_s)
+    except WireError as error:
+        if not str(error).startswith("HTTP "):
+            raise ServerLost(
+                f"no server answers at {target.url} ({error})\n  start one with `hs-server launch`, or name yours with"
+                " --server URL"
+            ) from None
+    raise PreflightError(
+        f"no capture of a server on port {wire.port} is armed in {target.scratch}\n"
+        "  start it with `hs-server launch`, or name its scratch with --dump-dir"
+    )
 
 
 def pass_lines(passed: DoctorPass) -> list[str]:
