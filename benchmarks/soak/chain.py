@@ -61,7 +61,8 @@ def run_chain(
                 memory = _watch(named, client, seconds, problems, keep)
                 client.send_signal(signal.SIGINT)
                 if (code := client.wait(_END_S)) != 130:
-                    problems.append(f"the client ended with {code} instead of 130")
+                    said = log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
+                    problems.append(f"the client ended with {code} instead of 130: …{said}")
             finally:
                 client.kill()
                 client.wait()
