@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hs_client.claim import live_runs
@@ -14,6 +15,7 @@ from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, us
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.ledger import Done, Failed, Intent, Rejected, iter_ledger
+from hs_formats.names import run_of_rid
 
 __all__ = ["dataset_lines", "status_lines"]
 
@@ -35,8 +37,9 @@ def status_lines(scratch: Path) -> Iterator[str]:
     yield from _mover(control, at_s, used)
     clients = control.read_clients()
     alive = live_runs(control)
+    parts = _parts(control, clients)
     for client in clients:
-        yield _client(control, client, at_s, alive=client.run in alive)
+        yield _client(control, client, at_s, parts[client.run], alive=client.run in alive)
     if not clients:
         yield "client     none"
 
@@ -81,9 +84,17 @@ def _fill(mover: MoverState, used: int) -> str:
     )
 
 
-def _client(control: ControlFolder, client: ClientState, at_s: float, *, alive: bool) -> str:
+def _parts(control: ControlFolder, clients: Iterable[ClientState]) -> Counter[str]:
+    """Parts in scratch by run, from one look at it: it may hold many, of many clients."""
+    found = parts_of_runs(control.scratch, {client.run for client in clients})
+    counts: Counter[str] = Counter()
+    for rid, parts in found.items():
+        counts[run_of_rid(rid)] += len(parts)
+    return counts
+
+
+def _client(control: ControlFolder, client: ClientState, at_s: float, parts: int, *, alive: bool) -> str:
     run = control.read_run(client.run)
-    parts = sum(map(len, parts_of_runs(control.scratch, {client.run}).values()))
     state = "alive" if alive else f"dead, last heard of {at_s - client.heartbeat_s:.0f} s ago"
     wait = f", waiting for {client.waiting}" if client.waiting and alive else ""
     progress = f": {client.progress}" if client.progress and alive else ""
@@ -107,8 +118,9 @@ def dataset_lines(dataset: Path, scratch: Path) -> Iterator[str]:
     control = ControlFolder(scratch)
     clients = {client.run: client for client in control.read_clients()}
     going_on = [run for run in sorted(live_runs(control)) if paths.ledger_file(run).exists() and run in clients]
+    parts = _parts(control, [clients[run] for run in going_on])
     for run in going_on:
-        yield _client(control, clients[run], now_s(), alive=True)
+        yield _client(control, clients[run], now_s(), parts[run], alive=True)
     if not going_on:
         yield f"client     none works on it in {scratch}"
 

@@ -159,7 +159,8 @@ def _recompute(
     errors = {finding.sample_id for finding in result.findings if finding.severity == "error"}
     suspects = [finding.sample_id for finding in result.findings if finding.severity == "suspect"]
     first = [name for name in dict.fromkeys(suspects) if name in samples and name not in errors]
-    rest = [name for name in samples if name not in errors and name not in set(first)]
+    known = {*errors, *first}
+    rest = [name for name in samples if name not in known]
     drawn = random.Random(seed).sample(rest, min(count, len(rest)))  # noqa: S311  # no secret
     say(f"computing {len(drawn)} samples and {len(first)} under suspicion again with {path}")
     model = ModelStates(path, result.info, trust_remote_code=trust_remote_code)
