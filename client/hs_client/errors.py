@@ -14,6 +14,7 @@ __all__ = [
     "MoverSilent",
     "NoMover",
     "NoPlugin",
+    "NoRows",
     "NoServer",
     "NoTokenizer",
     "NothingStored",
@@ -31,6 +32,10 @@ __all__ = [
 
 class BadPrompts(UsageError):
     """cannot read {path}: {reason}"""
+
+
+class NoRows(UsageError):
+    """no rows in {path}: it holds nothing but white space, so see to what should have written it"""
 
 
 class CannotFit(PreflightError):

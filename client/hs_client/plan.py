@@ -171,7 +171,7 @@ class Plan:
     # -- second pass
 
     def again(self, fates: Collection[Fate] = (Fate.SEND, Fate.REJECTED)) -> Iterator[Judged]:
-        """Rows with these fates, in order; by now some may be done.
+        """Rows with these fates, in order; by now some may be done. `fates` may lose some on the way.
 
         Raises:
             BadPrompts: a file cannot be read, or has changed since the first pass.

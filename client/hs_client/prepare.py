@@ -104,7 +104,7 @@ class Source:
         plan: from the first pass.
         limits: of the model.
         load: gives the tokenizer; called once, when the first row needs it.
-        limit: stop after this many samples.
+        limit: samples at most; rows that are rejected are given all the same.
         say: is told what is odd about rows that are taken all the same: once when it is met, once when all are read.
     """
 
@@ -118,7 +118,8 @@ class Source:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._plan = plan
-        self._rows: Iterator[Judged] = plan.again()
+        self._fates = {Fate.SEND, Fate.REJECTED}
+        self._rows: Iterator[Judged] = plan.again(self._fates)
         self._limits = limits
         self._load = load
         self._tokenizer: ChatTokenizer | None = None
@@ -164,7 +165,7 @@ class Source:
         samples: list[Prepared] = []
         rejected: list[Judged] = []
         tokens = 0
-        while len(samples) + len(rejected) < _BATCH_ROWS and tokens < _BATCH_TOKENS and self._left != 0:
+        while len(samples) + len(rejected) < _BATCH_ROWS and tokens < _BATCH_TOKENS and self._fates:
             judged = next(self._rows, None)
             if judged is None:
                 break
@@ -184,6 +185,8 @@ class Source:
             self._note(sample)
             if self._left is not None:
                 self._left -= 1
+                if not self._left:
+                    self._reach_limit()
         if samples or rejected:
             return samples, rejected
         if not self._ended:
@@ -191,6 +194,11 @@ class Source:
             for note, count in self._noted.items():
                 self._say(f"note       {count:,} rows: {note}")
         return None
+
+    def _reach_limit(self) -> None:
+        self._fates.discard(Fate.SEND)
+        if not self._plan.counts[Fate.REJECTED]:
+            self._fates.clear()  # nothing more to come: the rest of the files need not be read
 
     def _note(self, sample: Prepared) -> None:
         notes = [] if self._tokenizer is None else list(self._tokenizer.take_notes())

@@ -9,7 +9,7 @@ from hs_client._http import shared_tls
 from hs_client.check_budget import check_budget
 from hs_client.claim import live_runs
 from hs_client.doctor_check import ensure_examined
-from hs_client.errors import DestinationBroken, NoMover, TooFewFiles
+from hs_client.errors import DestinationBroken, NoMover, NoRows, TooFewFiles
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
 from hs_client.input_files import open_inputs
@@ -56,6 +56,8 @@ def run_command(settings: RunSettings) -> int:
     plan = make_plan(
         inputs, history, shard=settings.shard, limits=limits, cache_root=place.paths.root, say=progress.say
     )
+    if not plan.rows:
+        raise NoRows(path=" and ".join(plan.empty))
     _facts(progress, settings, sites=sites, plan=plan)
     if not plan.left:
         _check_settings(settings, place, server)

@@ -96,8 +96,11 @@ def test_a_finished_run_repeated_with_other_settings_is_refused(mover: MoverProc
         other = client(server, file, "--train-on", "last")
         assert (other.code, len(server.requests)) == (3, 1), other.text
         assert "train_on: the dataset has all, the server and tokenizer here have last" in other.text
-        (tmp_path / "empty").touch()
-        assert f"warning    {tmp_path / 'empty'} holds no row" in client(server, tmp_path / "empty").text
+        (tmp_path / "empty").write_bytes(b"\xef\xbb\xbf\n \t\r\n")
+        nothing = client(server, tmp_path / "empty")
+        assert (nothing.code, f"error: no rows in {tmp_path / 'empty'}: " in nothing.text) == (2, True), nothing.text
+        beside = client(server, file, "--dataset", "p", more=[tmp_path / "empty"])
+        assert (beside.code, f"warning    {tmp_path / 'empty'} holds no row" in beside.text) == (0, True), beside.text
     # Nor is it when the server is gone by then.
     assert client(server, file).code == 0
     other = client(server, file, "--chat-template-kwargs", '{"enable_thinking": false}')
@@ -177,7 +180,8 @@ def test_rows_that_turn_out_unfit_are_not_pending_beside_those_that_the_limit_le
     planned = {"id": "w", "input_ids": []}
     with serving(mover.scratch, context_length=50) as server:
         ended = client(server, prompts(tmp_path / "p.jsonl", [unfit, *rows_of(5), planned]), "--limit", "2")
-    assert "2 done, 0 failed, 1 rejected, 0 done earlier, 3 pending" in ended.text
+    assert "2 done, 0 failed, 2 rejected, 0 done earlier, 3 pending" in ended.text
+    assert (ended.code, "p.jsonl:7: rejected: input_ids is empty" in ended.text) == (1, True), "also beyond the limit"
 
 
 def test_a_mover_that_stores_elsewhere_ends_the_run(tmp_path: Path) -> None:

@@ -98,9 +98,10 @@ def client(
     *options: str,
     timeout_s: float = 90,
     environment: Mapping[str, str] | None = None,
+    more: Sequence[Path] = (),
 ) -> Ended:
     """A client from start to end. Its output never holds a traceback or a carriage return."""
-    process = start(server, file, *options, environment=environment)
+    process = start(server, file, *options, *map(str, more), environment=environment)
     try:
         text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
