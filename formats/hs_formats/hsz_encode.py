@@ -18,9 +18,9 @@ from hs_formats.errors import FormatError
 from hs_formats.hashing import XXH3
 from hs_formats.hsz_index import FloatsSegment, Index, OpaqueSegment, Segment, head_frame, tail_frame
 from hs_formats.layout import OPAQUE_BYTES, Floats, Layout
-from hs_formats.planes import Transform, block_rows, channel_offsets, row_blocks, split_block
+from hs_formats.planes import BLOCK_WORDS, Transform, block_rows, channel_offsets, row_blocks, split_block
 from hs_formats.statistics import SlotStatistics
-from hs_formats.zstd import RawFrame, compressed_frame, huffman_frame
+from hs_formats.zstd import RawFrame, compressed_frame, huffman_frame, raw_frame
 
 __all__ = ["Facts", "encode"]
 
@@ -156,18 +156,40 @@ class _FloatsCoder:
         floats = self.floats
         words = np.frombuffer(piece, floats.words.dtype).reshape(-1, floats.slots, floats.channels)
         if self.segment.has_offsets and self._offsets is None:
-            sample = words[_spread(len(words), _OFFSET_ROWS)]
-            self._offsets = np.stack(
-                [channel_offsets(sample[:, slot], floats.words, rows=floats.rows) for slot in range(floats.slots)]
-            )
+            self._offsets = self._find_offsets(words)
             yield huffman_frame(byte_planes(self._offsets))
+        coded = self._worth_coding(words)
+        if words.size <= BLOCK_WORDS:
+            yield from self._all_slots(words, coded)
+            return
         for slot in range(floats.slots):
-            yield from self._chunk(words[:, slot], None if self._offsets is None else self._offsets[slot])
+            yield from self._slot(words[:, slot], None if self._offsets is None else self._offsets[slot], coded[slot])
 
-    def _chunk(self, words: Array, offsets: Array | None) -> Iterator[bytes | memoryview]:
+    def _find_offsets(self, words: Array) -> Array:
+        floats = self.floats
+        sample = words[_spread(len(words), _OFFSET_ROWS)]
+        flat = sample.reshape(len(sample), -1)
+        return channel_offsets(flat, floats.words, rows=floats.rows).reshape(floats.slots, floats.channels)
+
+    def _split_slots(self, words: Array) -> list[Array]:
+        """Planes [slots, rows, channels] of few words [rows, slots, channels]."""
+        by_slot = words.transpose(1, 0, 2)
+        planes = [np.empty(by_slot.shape, np.uint8) for _ in range(self.floats.words.itemsize)]
+        split_block(by_slot, self.floats.words, None if self._offsets is None else self._offsets[:, None], planes)
+        return planes
+
+    def _all_slots(self, words: Array, coded: list[list[bool]]) -> Iterator[bytes | memoryview]:
+        """A group so small that the calls would cost more than the work if they were made for each slot."""
+        block_bytes = block_rows(self.floats.channels) * self.floats.channels
+        planes = self._split_slots(words)
+        for slot, worth in enumerate(coded):
+            for plane, coding in zip(planes, worth, strict=True):
+                content = plane[slot].reshape(-1).data
+                yield huffman_frame(content) if coding else raw_frame(content, block_bytes)
+
+    def _slot(self, words: Array, offsets: Array | None, coded: list[bool]) -> Iterator[bytes | memoryview]:
         rows, channels = words.shape
         count, kind = self.floats.words.itemsize, self.floats.words
-        coded = self._worth_coding(words, offsets)
         step_bytes = block_rows(channels) * channels
         raw = [None if worth else RawFrame(rows * channels, step_bytes) for worth in coded]
         whole = [np.empty((rows, channels), np.uint8) if worth else None for worth in coded]
@@ -189,11 +211,13 @@ class _FloatsCoder:
             elif array is not None:
                 yield huffman_frame(array.data)
 
-    def _worth_coding(self, words: Array, offsets: Array | None) -> list[bool]:
-        sample = words[_spread(len(words), max(1, _SAMPLE_WORDS // words.shape[1]))]
-        planes = [np.empty(sample.shape, np.uint8) for _ in range(self.floats.words.itemsize)]
-        split_block(sample, self.floats.words, offsets, planes)
-        return [entropy_bits(plane) < _CODED_BELOW_BITS for plane in planes]
+    def _worth_coding(self, words: Array) -> list[list[bool]]:
+        """Of each slot, whether each plane is."""
+        slots = self.floats.slots
+        planes = self._split_slots(words[_spread(len(words), max(1, _SAMPLE_WORDS // words.shape[2]))])
+        samples = np.concatenate([plane.reshape(slots, -1) for plane in planes])
+        worth: list[list[bool]] = (entropy_bits(samples).reshape(-1, slots).T < _CODED_BELOW_BITS).tolist()
+        return worth
 
 
 def _spread(rows: int, count: int) -> slice:
@@ -201,13 +225,15 @@ def _spread(rows: int, count: int) -> slice:
     return slice(0, None, max(1, rows // count))
 
 
-def entropy_bits(plane: Array) -> float:
-    """Bits a byte that a perfect coder of single bytes needs, as far as a sample of a plane can tell."""
-    counts = np.bincount(plane.ravel())
-    counts = counts[counts > 0]
-    seen = math.log2(plane.size) - float((counts * np.log2(counts)).sum()) / plane.size
+def entropy_bits(samples: Array) -> Array:
+    """Bits a byte that a perfect coder of single bytes needs, as far as samples [k, n] of k planes can tell."""
+    count, size = samples.shape
+    numbered = samples + (np.arange(count) << 8)[:, None]
+    counts = np.bincount(numbered.ravel(), minlength=count << 8).reshape(count, 256)
+    seen: Array = math.log2(size) - (counts * np.log2(np.maximum(counts, 1))).sum(axis=1) / size
     # A sample looks less random than the whole; the correction is Miller's.
-    return seen + (len(counts) - 1) / (2 * math.log(2) * plane.size)
+    seen += (np.count_nonzero(counts, axis=1) - 1) / (2 * math.log(2) * size)
+    return seen
 
 
 def byte_planes(words: Array) -> bytes:

@@ -11,6 +11,7 @@ All work is done in blocks of rows that fit the cache, into buffers that are kep
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ Transform = Literal["exponent", "bytes"]
 BLOCK_WORDS = 1 << 16
 """Words handled at once: their planes and temporaries stay within 512 KiB of cache."""
 
-_NONE_BELOW_ROWS = 16
+_NONE_BELOW_ROWS = 32
 _OCTAVES_BELOW_ROWS = 512
 """In shorter tensors any offsets, or finer ones than whole octaves, cost more space than they save."""
 
@@ -81,8 +82,8 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
-    def get(self, name: str, dtype: str, shape: tuple[int, int]) -> Array:
-        count = shape[0] * shape[1]
+    def get(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        count = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or len(array) < count:
             array = self._arrays[name] = np.empty(max(count, BLOCK_WORDS), dtype)
@@ -124,15 +125,15 @@ def channel_offsets(sample: Array, words: Words, *, rows: int) -> Array:
 
 
 def split_block(block: Array, words: Words, offsets: Array | None, planes: Sequence[Array]) -> None:
-    """Bit patterns [r, H] to planes.
+    """Bit patterns [..., H] to planes.
 
     Args:
-        block: the words, rows may be strided.
+        block: the words, strided in any way.
         words: their type.
-        offsets: [H] for the transform `exponent`, None for `bytes`.
-        planes: one uint8 [r, H] for each byte of the word, written to.
+        offsets: for the transform `exponent`, of a shape that goes with `block`; None for `bytes`.
+        planes: one uint8 array of `block`'s shape for each byte of the word, written to.
     """
-    shape = (block.shape[0], block.shape[1])
+    shape = block.shape
     if words.itemsize == 1:
         if offsets is None:
             planes[0][...] = block
@@ -157,7 +158,7 @@ def split_block(block: Array, words: Words, offsets: Array | None, planes: Seque
 
 
 def _split_16(block: Array, offsets: Array | None, planes: Sequence[Array], *, exponent: bool) -> None:
-    shape = (block.shape[0], block.shape[1])
+    shape = block.shape
     if not exponent:
         np.right_shift(block, np.uint16(8), out=planes[0], casting="unsafe")
         planes[1][...] = block

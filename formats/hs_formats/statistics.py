@@ -70,20 +70,16 @@ class StatesStatistics:
         self._most = np.zeros(slots, self._bits.unsigned)
         self._squares = np.zeros(slots)
 
-    def add(self, block: bytes | bytearray | memoryview) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The next whole rows of all slots.
-
-        Returns:
-            Of each row and slot [rows, slots] the largest bit pattern, taken as a signed and as an unsigned number.
-        """
+    def add(self, block: bytes | bytearray | memoryview) -> None:
+        """The next whole rows of all slots."""
         words = np.frombuffer(block, self._bits.unsigned).reshape(self._shape)
-        signed = words.view(self._bits.signed).max(axis=2)
-        unsigned = words.max(axis=2)
-        if len(words):
-            positive = np.maximum(signed.max(axis=0), 0).astype(self._bits.unsigned)
-            largest = unsigned.max(axis=0)
-            negative = np.where(largest >= self._bits.sign, largest & (self._bits.sign - 1), 0)
-            self._most = np.maximum(self._most, np.maximum(positive, negative)).astype(self._bits.unsigned)
+        if not len(words):
+            return
+        # Over the rows first: one call for all slots, on whole rows. Over the channels it would be one for each vector.
+        positive = np.maximum(words.view(self._bits.signed).max(axis=0).max(axis=1), 0).astype(self._bits.unsigned)
+        largest = words.max(axis=0).max(axis=1)
+        negative = np.where(largest >= self._bits.sign, largest & (self._bits.sign - 1), 0)
+        self._most = np.maximum(self._most, np.maximum(positive, negative)).astype(self._bits.unsigned)
         sampled = words[-self._seen % self._step :: self._step]
         if len(sampled):
             values = self._floats(sampled)
@@ -91,7 +87,6 @@ class StatesStatistics:
                 self._squares += np.square(values, dtype=np.float64).sum(axis=(0, 2))
         self._sampled += len(sampled)
         self._seen += len(words)
-        return signed, unsigned
 
     def _floats(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._bfloat16:

@@ -32,6 +32,7 @@ __all__ = [
     "decompress_blocks",
     "frame_content",
     "huffman_frame",
+    "raw_frame",
     "skippable_frame",
     "skippable_payload",
 ]
@@ -224,6 +225,16 @@ class RawFrame:
         """The whole frame, once all blocks are filled."""
         self._data[-_CHECKSUM_BYTES:] = _low_bytes(self._digest.intdigest())
         return self._data
+
+
+def raw_frame(content: Buffer, block_bytes: int) -> memoryview:
+    """A copy of `content` as a `RawFrame`."""
+    view = memoryview(content)
+    frame = RawFrame(len(view), block_bytes)
+    for number, block in enumerate(frame.blocks):
+        block[:] = view[number * block_bytes : number * block_bytes + len(block)]
+        frame.filled(number)
+    return frame.close()
 
 
 def _low_bytes(digest: int) -> bytes:

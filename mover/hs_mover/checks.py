@@ -30,6 +30,7 @@ _STEP_BYTES = 512 << 10
 """Read and looked at together: what was just read is still in the processor's cache."""
 
 _ID_BYTES = 8
+_TELLING_CHANNELS = 4
 
 
 class BadPart(Exception):
@@ -125,13 +126,10 @@ class PartDigest:
         info, statistics = self.info, self._statistics
         if info is None or statistics is None or self.problem:
             return
-        signed, unsigned = statistics.add(piece)
+        statistics.add(piece)
         bits = _BITS[info.meta.dtype]
         vectors = np.frombuffer(piece, bits.word).reshape(-1, info.meta.hidden_size)
-        # Where all channels are equal both maxima are the same pattern, and among zeros of both signs the larger is -0.
-        largest = unsigned.ravel()
-        suspects = (signed.ravel().view(largest.dtype) == largest) | (largest == bits.magnitude + 1)
-        found = _first_bad(vectors, bits, np.flatnonzero(suspects), finite=statistics.finite)
+        found = _first_bad(vectors, bits, finite=statistics.finite)
         if found is not None:
             at, what = found
             row, slot = divmod(self._vectors + at, info.meta.slots)
@@ -145,20 +143,24 @@ def _overlap(start: int, piece: memoryview, span: TensorSpan) -> memoryview:
     return piece[first:last]
 
 
-def _first_bad(
-    vectors: npt.NDArray[Any], bits: _Bits, suspects: npt.NDArray[Any], *, finite: bool
-) -> tuple[int, str] | None:
+def _first_bad(vectors: npt.NDArray[Any], bits: _Bits, *, finite: bool) -> tuple[int, str] | None:
     magnitude = vectors.dtype.type(bits.magnitude)
     if not finite:
         magnitudes = (vectors & magnitude).max(axis=1)
         at = int((magnitudes >= bits.infinity).argmax())
         return at, "NaN" if int(magnitudes[at]) > bits.infinity else "infinite"
-    for at in suspects.tolist():
-        if not (vectors[at] & magnitude).any():
-            return at, "all zero"
-        if vectors.shape[1] > 1 and bool((vectors[at] == vectors[at, 0]).all()):
-            return at, "all channels equal"
-    return None
+    # A dead vector is dead in its first channels too, and few others are.
+    first = vectors[:, :_TELLING_CHANNELS] & magnitude
+    suspects = np.flatnonzero((first == first[:, :1]).all(axis=1))
+    if not len(suspects):
+        return None
+    suspected = vectors[suspects]
+    zero = ~(suspected & magnitude).any(axis=1)
+    dead = zero | (suspected == suspected[:, :1]).all(axis=1) if vectors.shape[1] > 1 else zero
+    if not dead.any():
+        return None
+    at = int(dead.argmax())
+    return int(suspects[at]), "all zero" if zero[at] else "all channels equal"
 
 
 def read_pieces(
@@ -166,7 +168,7 @@ def read_pieces(
 ) -> Iterator[memoryview]:
     """The file's bytes in order, in the pieces of `PartDigest.layout`, each fed to `digest` first.
 
-    A piece must be used before the next is asked for: they share their memory.
+    Each piece has memory of its own, so it stays as it is.
 
     Args:
         read_into: like ``os.preadv`` with one buffer.
@@ -179,15 +181,15 @@ def read_pieces(
         OSError: it cannot be read.
     """
     layout = digest.layout(size_bytes)
-    buffer = memoryview(bytearray(max((count for _, count, _ in layout.pieces()), default=0)))
     for start, count, floats in layout.pieces():
+        buffer = np.empty(count, np.uint8).data  # no time spent on zeros
         step = _STEP_BYTES if floats is None else max(1, _STEP_BYTES // floats.row_bytes) * floats.row_bytes
         for at in range(0, count, step):
             part = buffer[at : min(at + step, count)]
             pace(len(part))
             _fill(part, read_into, start + at)
             digest.add(start + at, part, states=floats is not None)
-        yield buffer[:count]
+        yield buffer
 
 
 def _fill(part: memoryview, read_into: ReadInto, offset: int) -> None:

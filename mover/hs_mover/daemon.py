@@ -17,6 +17,7 @@ from typing import Any
 from hs_formats.control import HEARTBEAT_S, now_s
 from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, PreflightError, StorageError
+from hs_mover.allocator import keep_freed_memory
 from hs_mover.config import METRICS_HOST, MoverConfig, mover_id
 from hs_mover.destination import Destination, explain
 from hs_mover.lane import Lane
@@ -49,6 +50,7 @@ def run_mover(config: MoverConfig) -> None:
         StorageError: with ``once``, parts are left.
     """
     _allow_open_files()
+    keep_freed_memory()
     destination = _open_destination(config)
     stop, notifier = threading.Event(), Notifier()
     with share(config) as shared:

@@ -22,7 +22,7 @@ def _words(count: int, bits: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]
     return near | (mixed & np.uint64(1)) << np.uint64(bits - 1)
 
 
-_TENSORS = (("bfloat16", 520, 3, 3), ("float32", 20, 1, 6), ("float8_e4m3fn", 20, 1, 6))
+_TENSORS = (("bfloat16", 520, 3, 3), ("float32", 40, 1, 6), ("float8_e4m3fn", 40, 1, 6))
 _START = b"opaque bytes first".ljust(64, b".")
 
 
