@@ -14,7 +14,19 @@ from hs_formats.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LAUNCHER_FLAGS", "Topology", "flag_value", "merge_arguments", "names_flag", "refuse_launcher_flags"]
+__all__ = [
+    "LAUNCHER_FLAGS",
+    "Topology",
+    "flag_value",
+    "merge_arguments",
+    "names_flag",
+    "refuse_launcher_flags",
+    "without_secrets",
+]
+
+_SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+
+_HIDDEN = "***"
 
 # SGLang's flags that the launcher sets itself, and its own option for each.
 LAUNCHER_FLAGS = {
@@ -74,6 +86,21 @@ def flag_value(arguments: Sequence[str], *flags: str) -> str | None:
         elif index + 1 < len(arguments):
             value = arguments[index + 1]
     return value
+
+
+def without_secrets(arguments: Iterable[str]) -> list[str]:
+    """`arguments` fit to be shown: keys and passwords among them are stars."""
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        secret = any(names_flag(argument, flag) for flag in _SECRETS)
+        flag, inline, _ = argument.partition("=")
+        if secret and inline:
+            shown.append(f"{flag}={_HIDDEN}")
+        else:
+            shown.append(_HIDDEN if hide_next else argument)
+        hide_next = secret and not inline
+    return shown
 
 
 def merge_arguments(

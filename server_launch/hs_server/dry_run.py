@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from hs_server import env
+from hs_server.arguments import without_secrets
 from hs_server.plan import ENV_LAUNCH_ID
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _DRAWN = (env.NONCE, ENV_LAUNCH_ID)
 
 
 def dry_run_lines(plan: LaunchPlan, environment: Mapping[str, str]) -> list[str]:
-    """The variables that `plan` adds to or takes from the surrounding `environment`, and its command line."""
+    """What `plan` adds to or takes from the surrounding `environment`, and its command line with keys hidden."""
     mode = f"capture mode {plan.capture_mode}" if plan.capture_mode else "no capture"
     lines = [f"# SGLang {plan.sglang.text}, profile {plan.profile.name}, {mode}"]
     if plan.sglang.unread:
@@ -35,5 +36,5 @@ def dry_run_lines(plan: LaunchPlan, environment: Mapping[str, str]) -> list[str]
         for name, value in sorted(plan.environment.items())
         if environment.get(name) != value and name not in _DRAWN
     ]
-    lines.append(shlex.join(plan.argv))
+    lines.append(shlex.join(without_secrets(plan.argv)))
     return lines

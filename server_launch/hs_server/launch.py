@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
 from hs_server.before_start import check_before_start
@@ -199,7 +199,7 @@ class _Server:
             log.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 log.replace(log.with_name(log.name + ".old"))
-            stream = log.open("xb")
+            stream = _private(log)
         except OSError as error:
             raise UsageError(f"log {log} cannot be written: {error.strerror}\n  choose another with --log") from None
         with stream:
@@ -361,6 +361,11 @@ def _clear_leftovers(store: RecordStore, port: int) -> None:
     store.remove(record)
 
 
+def _private(log: Path) -> IO[bytes]:
+    """SGLang writes its arguments there, with the API key among them."""
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+
+
 def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:
     own = process_info(os.getpid())
     capture = plan.request.capture
@@ -380,7 +385,6 @@ def _record(plan: LaunchPlan, group: ServerGroup, *, log: Path) -> LaunchRecord:
         nonce=plan.nonce if capture else "",
         local_ranks=plan.topology.local_ranks,
         log=str(log),
-        argv=plan.argv,
     )
 
 

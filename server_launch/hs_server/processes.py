@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hs_formats.printable import printable
+from hs_server.arguments import without_secrets
+
 __all__ = [
     "ProcessInfo",
     "boot_id",
@@ -67,11 +70,12 @@ def list_processes() -> list[ProcessInfo]:
 
 
 def command_line(pid: int) -> str:
-    """The command line of `pid` on one line; empty where it cannot be read."""
+    """The command line of `pid` on one line, without keys; empty where it cannot be read."""
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        arguments = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
+    return printable(" ".join(without_secrets(arguments)).strip())
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:

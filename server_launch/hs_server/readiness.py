@@ -36,6 +36,8 @@ _FAILED_PLUGIN = re.compile(r"Failed to \w+ .*\b(?:hs_capture|hs_cpu_profile|hs_
 # The last line of a traceback: not indented, `module.Error: text`.
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Refused|Warning|Exit|Interrupt)\b", re.ASCII)
 
+_TAIL_BYTES = 64 << 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmedState:
@@ -119,7 +121,9 @@ def log_tail(log: Path, *, lines: int) -> list[str]:
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - 64 * 1024))
+            file.seek(max(0, size - _TAIL_BYTES))
+            if size > _TAIL_BYTES:
+                file.readline()  # the middle of a line may be that of an argument
             text = file.read().decode(errors="replace")
     except OSError:
         return []

@@ -46,7 +46,6 @@ class LaunchRecord:
     nonce: str
     local_ranks: int
     log: str
-    argv: tuple[str, ...]
     ready: bool = False
     version: int = _VERSION
 
@@ -159,7 +158,6 @@ class RecordStore:
             value: Any = json.loads(path.read_bytes())
             if value["version"] != _VERSION:
                 return None
-            value["argv"] = tuple(value["argv"])
             known = {field.name for field in fields(LaunchRecord)}
             return LaunchRecord(**{name: item for name, item in value.items() if name in known})
         except (OSError, ValueError, KeyError, TypeError):

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +45,20 @@ def record() -> Iterator[LaunchRecord]:
             nonce="",
             local_ranks=1,
             log="log",
-            argv=("a", "b"),
         )
         server.kill()
+
+
+def test_the_key_of_another_server_is_not_shown() -> None:
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, "--api-key", "s3cret", "--x\x1b[2J"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert command_line(other.pid).endswith(r"--api-key *** --x\x1b[2J")
+        finally:
+            other.kill()
 
 
 def test_dump_dir_is_made_private(tmp_path: Path) -> None:

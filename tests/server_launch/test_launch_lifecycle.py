@@ -285,6 +285,7 @@ def test_log_file(lab: Lab) -> None:
     arguments = lab.launch_arguments("--detach", "--log", str(log))
     for _ in range(2):
         assert lab.server().run(*arguments).returncode == 0
+        assert log.stat().st_mode & 0o777 == 0o600  # SGLang writes its arguments there, and with them the API key
         assert lab.server().run("stop").returncode == 0
     assert "fake sglang:" in log.read_text()
     assert "fake sglang:" in log.with_name("mine.log.old").read_text()

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from hs_formats.errors import UsageError
-from hs_server.arguments import Topology, flag_value, merge_arguments
+from hs_server.arguments import Topology, flag_value, merge_arguments, without_secrets
+from hs_server.dry_run import dry_run_lines
 from hs_server.plan import CaptureRequest, LaunchPlan, LaunchRequest, make_plan
 from hs_server.profiles import PROFILES
 
@@ -73,6 +75,35 @@ def test_pass_through_wins_over_the_profile(model: str, given: tuple[str, ...]) 
 def test_pass_through_may_not_name_what_the_launcher_must_know(model: str, flag: str) -> None:
     with pytest.raises(UsageError, match="before it"):
         plan_of(model, pass_through=(flag, "x"))
+
+
+KEYED = [
+    ("--api-key", "s3cret"),
+    ("--api-key=s3cret",),
+    ("--api", "s3cret"),
+    ("--admin-api-key", "s3cret"),
+    ("--ssl-keyfile-password=s3cret",),
+    ("--api-key", "--s3cret", "--tp-size", "2"),
+]
+
+
+@pytest.mark.parametrize("given", KEYED, ids=" ".join)
+def test_keys_are_never_shown(model: str, given: tuple[str, ...]) -> None:
+    plan = plan_of(model, pass_through=given)
+    assert any("s3cret" in argument for argument in plan.argv)
+    assert "s3cret" not in "\n".join(dry_run_lines(plan, {}))
+    assert len(without_secrets(plan.argv)) == len(plan.argv)
+
+
+@given(
+    st.lists(st.sampled_from(["--tp-size", "8", "--api-key", "--api-key=k", "--a", "--attention-backend=x", "k", ""]))
+)
+def test_what_is_no_key_is_shown_as_it_is(arguments: list[str]) -> None:
+    shown = without_secrets(arguments)
+    assert len(shown) == len(arguments)
+    for before, mine, now in zip([None, *arguments], arguments, shown, strict=False):
+        hidden = before in {"--api-key", "--a"} or mine == "--api-key=k"
+        assert hidden or now == mine
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))

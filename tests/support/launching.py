@@ -42,7 +42,9 @@ class HsServer:
     def full_environment(self) -> dict[str, str]:
         """The environment that commands run in."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "NCCL_"))}
-        return inherited | {"HS_STATE_DIR": str(self.state)} | dict(self.environment)
+        # Rings of the default size may be more than a busy test machine has left.
+        ours = {"HS_STATE_DIR": str(self.state), "SGLANG_HS_RING_BYTES": str(64 << 20)}
+        return inherited | ours | dict(self.environment)
 
     def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
