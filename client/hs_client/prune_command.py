@@ -57,8 +57,13 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
         winners |= {sample.rid for sample in index.broken.values()}  # what is left of them is for `verify` to judge
         return [
             *_stored(paths, lines, winners=winners, reasons=reasons, busy=busy),
-            *_files(paths.quarantine, "quarantined"),
-            *_files(dataset.absolute().parent / UNCLAIMED, "of a run that nobody claimed", busy),
+            *_files(paths.quarantine, "quarantined", inside=dataset),
+            *_files(
+                dataset.absolute().parent / UNCLAIMED,
+                "of a run that nobody claimed",
+                busy,
+                inside=dataset.absolute().parent,
+            ),
         ]
     except (FormatError, OSError) as error:
         raise PreflightError(f"{dataset}: {error}") from None
@@ -114,12 +119,19 @@ def _stored(
         why = reasons.get(str(rid), "of a request that no ledger knows")
         if line.status == "stored" and line.path and str(rid) not in winners and rid.run not in busy and why:
             path = paths.stored_file(line.path)
-            if path.is_file() and not path.is_symlink():
+            if path.is_file() and not path.is_symlink() and _really_inside(path, paths.root):
                 yield Orphan(path, path.stat().st_size, why)
 
 
-def _files(folder: Path, why: str, busy: set[str] | None = None) -> Iterator[Orphan]:
-    for root, _, names in os.walk(folder):
+def _really_inside(path: Path, folder: Path) -> bool:
+    """A folder that is a link may lead to files of another dataset, or of nobody's: they are not ours to delete."""
+    return path.parent.resolve().is_relative_to(folder.resolve())
+
+
+def _files(folder: Path, why: str, busy: set[str] | None = None, *, inside: Path) -> Iterator[Orphan]:
+    if not _really_inside(folder / "any", inside):
+        return
+    for root, _, names in os.walk(folder):  # which enters no link
         if busy and busy & set(Path(root).relative_to(folder).parts):
             continue
         for name in sorted(names):
