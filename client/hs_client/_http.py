@@ -14,6 +14,7 @@ import functools
 import importlib
 import os
 import ssl
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ __all__ = [
     "API_KEY_VARIABLE",
     "Busy",
     "Denied",
+    "Generated",
     "Lost",
     "Refused",
     "RequestError",
@@ -79,22 +81,40 @@ class Lost(RequestError):
     """The request was sent, at least in part, and no proper answer came: its record may still appear."""
 
 
+class Generated(msgspec.Struct, frozen=True):
+    """What the server has generated. `output_ids` are all tokens of the answer, the one that ended it included.
+
+    `finish_type` is SGLang's: ``stop``, ``length`` or ``abort``. `matched`: the token or text that ended it. `counted`:
+    how many tokens it has by the server's own count.
+    """
+
+    output_ids: list[int]
+    finish_type: str
+    finish_reason: str
+    matched: int | str | None
+    prompt_tokens: int
+    counted: int
+
+
 class _Finish(msgspec.Struct):
     type: str = ""
     message: str = ""
+    matched: int | str | list[int] | None = None
 
 
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     prompt_tokens: int = -1
     cached_tokens: int = -1
+    completion_tokens: int = -1
 
 
-class _Generated(msgspec.Struct):
+class _Said(msgspec.Struct):
     meta_info: _Meta
+    output_ids: list[int] | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Generated)
+_ANSWER = msgspec.json.Decoder(_Said)
 
 # No token is asked for: SGLang then runs the prefill alone, neither samples nor, under overlap scheduling, starts a
 # decode step whose result nobody wants; 0.5.20 gives such a request the same context limit as one that asks for a
@@ -188,14 +208,31 @@ class ServerClient:
             Unreachable: try later.
             Lost: the record may still appear.
         """
-        body = msgspec.json.encode({"rid": rid, "input_ids": ids.tolist(), "sampling_params": _SAMPLING})
-        data = await self._send("POST", "/generate", body)
-        try:
-            meta = _ANSWER.decode(data).meta_info
-        except msgspec.MsgspecError as error:
-            raise Lost(f"the answer is not one of SGLang's: {_not_json(data) or error}") from None
+        meta = (await self._generate(rid, ids, _SAMPLING)).meta_info
         finish = meta.finish_reason or _Finish()
         return Answer(finish.type, finish.message, meta.prompt_tokens, meta.cached_tokens)
+
+    async def answer(self, rid: str, ids: npt.NDArray[np.int32], sampling: Mapping[str, Any]) -> Generated:
+        """Have the server go on from `ids` (int32 [n]) under `rid`, with SGLang's `sampling` parameters.
+
+        Raises:
+            RequestError: as `generate`.
+        """
+        said = await self._generate(rid, ids, sampling)
+        finish = said.meta_info.finish_reason or _Finish()
+        meta = said.meta_info
+        matched = finish.matched if not isinstance(finish.matched, list) else None
+        return Generated(
+            said.output_ids or [], finish.type, finish.message, matched, meta.prompt_tokens, meta.completion_tokens
+        )
+
+    async def _generate(self, rid: str, ids: npt.NDArray[np.int32], sampling: Mapping[str, Any]) -> _Said:
+        body = msgspec.json.encode({"rid": rid, "input_ids": ids.tolist(), "sampling_params": sampling})
+        data = await self._send("POST", "/generate", body)
+        try:
+            return _ANSWER.decode(data)
+        except msgspec.MsgspecError as error:
+            raise Lost(f"the answer is not one of SGLang's: {_not_json(data) or error}") from None
 
     async def model_info(self) -> dict[str, Any]:
         """The server's ``/model_info``; cheap, runs nothing on the model.

@@ -62,6 +62,8 @@ class Backend:
         self.breaker = Breaker()
         self.tokens = 0
         self.in_flight = 0
+        self.answering = 0
+        self.answer_breaker = Breaker()
         self.dropped = False
         self._settings = settings
         self._tls = tls
@@ -106,6 +108,24 @@ class Backend:
         self._idle.append(client)
         self.in_flight -= 1
         self.tokens -= attempt.sample.n
+        self.gate.leave()
+        self._changed()
+
+    def answers_more(self, limit: int) -> bool:
+        """A request for an answer may be sent now, where no more than `limit` are to be in flight."""
+        return not self.dropped and self.gate.is_open and self.answering < limit
+
+    def begin_answer(self) -> ServerClient:
+        """A request for an answer is about to be sent, by the connection that is returned."""
+        self.answering += 1
+        self.gate.enter()
+        return self.connection()
+
+    def end_answer(self, client: ServerClient, scope: anyio.CancelScope) -> None:
+        """It is over, one way or another."""
+        self._scopes.discard(scope)
+        self._idle.append(client)
+        self.answering -= 1
         self.gate.leave()
         self._changed()
 

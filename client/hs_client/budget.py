@@ -52,9 +52,11 @@ class Budget:
     @property
     def best_bytes(self) -> float:
         """The least that may have to be stored."""
+        v = self.volume
+        least_bytes = (v.tokens - v.answer_tokens * v.bound) * (self.cost.bytes_per_token + 8)
         if self.room.codec == "none":
-            return self.raw_bytes
-        return self.raw_bytes / (self.room.ratio or BEST_RATIO)
+            return least_bytes
+        return least_bytes / (self.room.ratio or BEST_RATIO)
 
     def refusals(self) -> list[str]:
         """Why the run cannot end well; empty where it may."""
@@ -69,8 +71,9 @@ class Budget:
             found.append(
                 f"the destination has {room.free_files:,} inodes free, and the records need {v.rows:,} and more"
             )
-        if v.rows and self.cost.record(max(1, v.tokens // v.rows)) > room.scratch_bytes:
-            need = show_bytes(self.cost.record(v.tokens // v.rows))
+        mean = (v.tokens - v.answer_tokens * v.bound) // max(1, v.rows)
+        if v.rows and self.cost.record(max(1, mean)) > room.scratch_bytes:
+            need = show_bytes(self.cost.record(mean))
             found.append(
                 f"a record of average length needs {need} of scratch, which may hold {show_bytes(room.scratch_bytes)}"
             )
@@ -79,8 +82,8 @@ class Budget:
     def lines(self) -> Iterator[str]:
         """For people."""
         v, room = self.volume, self.room
-        about = "about " if v.sampled else ""
-        tokens = round(float(f"{v.tokens:.3g}")) if v.sampled else v.tokens
+        about = "up to " if v.bound else "about " if v.sampled or v.answers else ""
+        tokens = round(float(f"{v.tokens:.3g}")) if v.sampled or v.answers else v.tokens
         how = f" (estimated from {v.sampled} rows)" if v.sampled else ""
         stored = show_bytes(self.raw_bytes / room.ratio) if room.ratio else ""
         size = f"{about}{show_bytes(self.raw_bytes)} raw"
@@ -89,6 +92,10 @@ class Budget:
         elif room.codec != "none":
             size += ", stored smaller (how much is known once something is stored)"
         yield f"plan       {about}{v.rows:,} samples, {about}{tokens:,} tokens{how}, {size}"
+        if v.answers:
+            each = v.answer_tokens / v.answers
+            known = "at most; how long they are is known once some are" if v.bound else "as so far"
+            yield f"answers    about {v.answers:,} to be generated, counted with {each:,.0f} tokens each, {known}"
         if room.tokens_per_s:
             seconds = v.tokens / room.tokens_per_s
             yield f"time       about {show_seconds(seconds)} at {room.tokens_per_s:,.0f} tokens/s, as in the latest run"
@@ -106,10 +113,13 @@ class Budget:
                 f"records of {v.longest:,} tokens need {show_bytes(longest)} of scratch, which may hold"
                 f" {show_bytes(room.scratch_bytes)}: they will fail, the others go on"
             )
-        if room.free_bytes is not None and self.best_bytes <= room.free_bytes < self.raw_bytes and not room.ratio:
+        known = room.ratio and not v.bound
+        if room.free_bytes is not None and self.best_bytes <= room.free_bytes < self.raw_bytes and not known:
             yield (
                 f"the destination has {show_bytes(room.free_bytes)} free, less than the"
                 f" {show_bytes(self.raw_bytes)} of the raw records: whether they fit depends on how well they compress"
+                + " and how long the answers are"
+                * v.bound
             )
         if v.too_long:
             yield f"{v.too_long:,} rows are too long or unusable and will be rejected"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from hs_client.generate.answers import answer_lines
 from hs_client.tally import show_bytes
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
@@ -74,6 +75,12 @@ def info_lines(dataset: Path) -> Iterator[str]:
     yield f"tokens     {tokens:,}, of which {trained:,} to train on"
     ratio = f", {raw / stored:.2f} times smaller" if stored else ""
     yield f"bytes      {show_bytes(raw)} raw, {show_bytes(stored)} stored{ratio}"
+    if info is not None and info.generation:
+        yield f"generation {info.generation}"
+    try:
+        yield from answer_lines(paths)
+    except OSError as error:
+        raise PreflightError(f"{dataset}: {error}") from None
     yield from _runs(paths)
 
 

@@ -1,4 +1,4 @@
-"""The run's own ledger, written in groups: all lines that wait share one write and one fdatasync."""
+"""The run's own books, written in groups: all lines that wait share one write and one fdatasync."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from hs_client.errors import DestinationBroken
 from hs_formats.jsonl import AppendLog
-from hs_formats.ledger import Done, LedgerLine
+from hs_formats.ledger import Done
 
 __all__ = ["LedgerLog"]
 
@@ -21,7 +22,7 @@ _RETRY_S = 1.0
 class _Waiter:
     __slots__ = ("done", "lines")
 
-    def __init__(self, lines: Sequence[LedgerLine]) -> None:
+    def __init__(self, lines: Sequence[msgspec.Struct]) -> None:
         self.lines = lines
         self.done = anyio.Event()
 
@@ -33,14 +34,16 @@ class LedgerLog:
     when it is back. After `timeout_s` of that it is given up.
 
     Args:
-        path: of the file.
+        path: of the file, a ledger or what else a run keeps a book of.
         timeout_s: how long the destination may be away.
         manifests: their folder. The client may read a mover's lines before the mover has synced them, and a *done* line
             must not outlive them, so they are synced first.
+        what: it is, in messages.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float, manifests: Path | None = None) -> None:
+    def __init__(self, path: Path, *, timeout_s: float, manifests: Path | None = None, what: str = "ledger") -> None:
         self.path = path
+        self._what = what
         self._manifests = manifests
         self.trouble = ""
         self._timeout_s = timeout_s
@@ -50,7 +53,7 @@ class LedgerLog:
         self._waiting: list[_Waiter] = []
         self._wake = anyio.Event()
 
-    async def commit(self, *lines: LedgerLine) -> None:
+    async def commit(self, *lines: msgspec.Struct) -> None:
         """Return once `lines` are on disk."""
         waiter = _Waiter(lines)
         self._waiting.append(waiter)
@@ -72,13 +75,13 @@ class LedgerLog:
             for waiter in group:
                 waiter.done.set()
 
-    async def _write(self, lines: Sequence[LedgerLine]) -> None:
+    async def _write(self, lines: Sequence[msgspec.Struct]) -> None:
         give_up_s = anyio.current_time() + self._timeout_s
         while True:
             try:
                 await anyio.to_thread.run_sync(self.write_now, lines)
             except OSError as error:
-                self.trouble = f"the ledger {self.path} cannot be written: {error.strerror or error}"
+                self.trouble = f"the {self._what} {self.path} cannot be written: {error.strerror or error}"
                 if anyio.current_time() >= give_up_s:
                     raise DestinationBroken(path=self.path, reason=error.strerror or error) from None
                 await anyio.sleep(_RETRY_S)
@@ -86,7 +89,7 @@ class LedgerLog:
                 self.trouble = ""
                 return
 
-    def write_now(self, lines: Sequence[LedgerLine]) -> None:
+    def write_now(self, lines: Sequence[msgspec.Struct]) -> None:
         """Write `lines` durably from the calling thread; not while `serve` runs.
 
         Raises:

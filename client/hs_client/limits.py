@@ -13,6 +13,7 @@ class Limits:
 
     `context_tokens`: of the server. `longest_prompt`: what it takes, 0 where it does not say. `max_length`: what the
     user allows, None for all. `truncate`: longer samples are cut to what is allowed instead of being rejected.
+    `answers`: the server adds to samples itself.
     """
 
     context_tokens: int
@@ -20,12 +21,13 @@ class Limits:
     longest_prompt: int = 0
     max_length: int | None = None
     truncate: bool = False
+    answers: bool = False
 
     @property
     def longest(self) -> int:
         """The longest sample that is sent."""
         known = [self.context_tokens - 1]
-        known += [self.longest_prompt] if self.truncate and self.longest_prompt else []
+        known += [self.longest_prompt] if (self.truncate or self.answers) and self.longest_prompt else []
         known += [self.max_length] if self.max_length else []
         return min(known)
 

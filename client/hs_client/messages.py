@@ -13,12 +13,23 @@ from typing import Any
 
 from hs_client.row_error import RowError, kind_of
 
-__all__ = ["REASONING", "Message", "check_messages", "check_tools", "refuse_media", "trainable"]
+__all__ = [
+    "REASONING",
+    "Message",
+    "answer_places",
+    "check_messages",
+    "check_tools",
+    "refuse_media",
+    "to_answer",
+    "trainable",
+]
 
 Message = Mapping[str, Any]
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names under which data sets keep what was thought; a template knows one of them at most."""
+
+_NOT_ANSWERED = ("system", "developer")
 
 _MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
 
@@ -34,8 +45,8 @@ def refuse_media(row: Mapping[str, Any]) -> None:
             raise RowError(f"the row has {key}: multimodal input is not supported")
 
 
-def check_messages(value: object) -> tuple[Message, ...]:
-    """The messages of a row, normalised.
+def check_messages(value: object, *, unanswered: bool = False) -> tuple[Message, ...]:
+    """The messages of a row, normalised; one that ends without an answer needs none to train on where `unanswered`.
 
     Raises:
         RowError: they are no conversation, or no message of the assistant is there to train on.
@@ -45,11 +56,48 @@ def check_messages(value: object) -> tuple[Message, ...]:
     if not value:
         raise RowError("messages is empty")
     found = tuple(_message(at, message) for at, message in enumerate(value))
+    if unanswered and found[-1]["role"] != "assistant":
+        return found
     if not any(message["role"] == "assistant" for message in found):
         raise RowError("no message is of the assistant: nothing to train on")
     if not any(trainable(message) for message in found):
         raise RowError("every message of the assistant has weight 0: nothing to train on")
     return found
+
+
+def to_answer(messages: Sequence[Message], *, every: bool) -> tuple[Message, ...]:
+    """What of a conversation the server is given to answer: up to the last message that is not of the assistant.
+
+    With `every`, answers of the row keep their places, to be replaced one after the other; of several in a row the
+    first one does.
+
+    Raises:
+        RowError: there is nothing to answer, or tools were called whose results belong to the old answers.
+    """
+    last = max((at for at, message in enumerate(messages) if message["role"] != "assistant"), default=-1)
+    kept = tuple(messages[: last + 1])
+    if not kept or kept[-1]["role"] in _NOT_ANSWERED:
+        raise RowError("no message that the assistant could answer comes last")
+    if every:
+        for at, message in enumerate(messages):
+            if message["role"] not in ("user", "assistant", *_NOT_ANSWERED) or "tool_calls" in message:
+                raise RowError(
+                    f"message {at} is part of a call of tools, whose results would not fit other answers: leave"
+                    " --regenerate all out"
+                )
+        roles = [message["role"] for message in kept]
+        return tuple(m for at, m in enumerate(kept) if not (at and roles[at] == roles[at - 1] == "assistant"))
+    return kept
+
+
+def answer_places(messages: Sequence[Message], *, every: bool) -> list[int]:
+    """Indices before which the assistant is to answer, ascending, in what `to_answer` gives; the last is its length.
+
+    With `every`, that of each message of the assistant that follows one of the user.
+    """
+    first = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    places = [at for at, message in enumerate(messages) if message["role"] == "assistant" and at > first]
+    return [*(places if every else []), len(messages)]
 
 
 def trainable(message: Message) -> bool:

@@ -20,7 +20,7 @@ from hs_client.limits import Limits
 from hs_client.lines import MAX_LINE_BYTES, Line, read_lines
 from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
 from hs_client.row_error import OTHER_CONTENT, RowError
-from hs_client.rows import Row, digest, parse_row
+from hs_client.rows import Regenerate, Row, digest, parse_row, split_variant, variant_digest, variant_id
 from hs_client.survey import Survey
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
@@ -45,7 +45,8 @@ class Judged:
 
     `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
     `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
-    an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's.
+    an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's. `variant`: which
+    of the row's samples, from 1.
     """
 
     where: str
@@ -56,10 +57,13 @@ class Judged:
     known: bool = False
     content: str = ""
     context_tokens: int = 0
+    variant: int = 1
 
     def refused(self, error: RowError) -> Judged:
         """The same row, which turned out not to fit."""
-        sample_id, content = ("", "") if self.row is None else (self.row.sample_id, self.row.content)
+        sample_id, content = "", ""
+        if self.row is not None:
+            sample_id, content = variant_id(self.row.sample_id, self.variant), self.row.content
         return Judged(
             self.where,
             Fate.REJECTED,
@@ -79,12 +83,15 @@ class Plan:
         files: the inputs, in order.
         history: what earlier runs left.
         shard: (i, n): only samples of shard i of n are this run's.
+        regenerate: which answers the server is to give.
+        variants: samples of each row that is to be answered.
         limits: of the model, None where nobody knows it.
         first: digest of a sample id → place of the first row that has it, as file index << 40 | line.
-        fates: of every line of every file, by number - 1.
-        counts: rows by fate.
+        fates: of every line of every file, by number - 1; of a row with several samples SEND if one is to be sent.
+        counts: samples by fate; rows that are none count as one.
         survey: of the rows to send.
         needs_tokenizer: a row to send is text or messages.
+        asks: samples to send that the server has to answer first.
         caches: what is known about the lines of each file.
     """
 
@@ -93,11 +100,14 @@ class Plan:
     shard: tuple[int, int] = (0, 1)
     limits: Limits | None = None
     max_line_bytes: int = MAX_LINE_BYTES
+    regenerate: Regenerate = ""
+    variants: int = 1
     first: DigestTable = field(default_factory=DigestTable)
     fates: list[bytearray] = field(default_factory=list)
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     survey: Survey = field(default_factory=Survey)
     needs_tokenizer: bool = False
+    asks: int = 0
     caches: list[RowCache] = field(default_factory=list)
 
     @property
@@ -107,7 +117,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows in the files, blank lines not counted."""
+        """Rows in the files, blank lines not counted; where rows have variants, their samples."""
         return sum(self.counts.values())
 
     @property
@@ -131,32 +141,36 @@ class Plan:
             fates = bytearray()
             for line in self._lines(file):
                 fates.extend(bytes(line.number - len(fates)))
-                fate = Fate.REJECTED
+                found = [Fate.REJECTED]
                 if line.data is not None:
-                    fate = self._count_line(index << 40 | line.number, line.data, cache)
-                fates[line.number - 1] = fate
-                self.counts[fate] += 1
+                    found = self._count_line(index << 40 | line.number, line.data, cache)
+                fates[line.number - 1] = next((f for f in (Fate.SEND, Fate.REJECTED) if f in found), found[0])
+                for fate in found:
+                    self.counts[fate] += 1
                 if not line.number % _LOOK_AT_CLOCK and time.monotonic() - said_s >= _SAY_S:
                     said_s = time.monotonic()
                     say(f"reading    {self.rows:,} rows so far")
             self.fates.append(fates)
             self.caches.append(cache)
 
-    def _count_line(self, place: int, data: bytes, cache: RowCache) -> Fate:
+    def _count_line(self, place: int, data: bytes, cache: RowCache) -> list[Fate]:
         hashed = line_hash(data)
         facts = cache.get(hashed)
         if facts is None:
             try:
-                facts = _facts(parse_row(data))
+                facts = _facts(parse_row(data, self.regenerate))
             except RowError:
-                return Fate.REJECTED
+                return [Fate.REJECTED]
             cache.add(hashed, len(data), facts)
-        fate = self._decide(facts, place)
-        if fate is Fate.SEND:
+        fates = self._decide(facts, place)
+        if Fate.SEND in fates:
             self.needs_tokenizer |= facts.needs_tokenizer
+            self.asks += facts.ask * fates.count(Fate.SEND)
             self.survey.add(facts, data)
-            self.history.drop_changed(facts.key, facts.content)
-        return fate
+        for at, fate in enumerate(fates):
+            if fate is Fate.SEND:
+                self.history.drop_changed(variant_digest(facts.key, at + 1), facts.content)
+        return fates
 
     def save_caches(self, root: Path) -> None:
         """Keep what the first pass has found out about the rows in the dataset's folder, and free the memory.
@@ -183,9 +197,9 @@ class Plan:
                 if line.number > len(known):
                     break  # appended since, which the check below says
                 if known[line.number - 1] in fates:
-                    judged = self._judge(f"{file.name}:{line.number}", index << 40 | line.number, line)
-                    if judged is not None and judged.fate in fates:
-                        yield judged
+                    for judged in self._judge(f"{file.name}:{line.number}", index << 40 | line.number, line):
+                        if judged.fate in fates:
+                            yield judged
             file.check_unchanged()
 
     def _lines(self, file: InputFile) -> Iterator[Line]:
@@ -194,45 +208,63 @@ class Plan:
         except (OSError, *DAMAGED) as error:
             raise BadPrompts(path=file.name, reason=getattr(error, "strerror", None) or error) from None
 
-    def _judge(self, where: str, place: int, line: Line) -> Judged | None:
+    def _judge(self, where: str, place: int, line: Line) -> Iterator[Judged]:
         if line.data is None:
             reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
-            return Judged(where, Fate.REJECTED, None, reason=reason)
+            yield Judged(where, Fate.REJECTED, None, reason=reason)
+            return
         try:
-            row = parse_row(line.data)
+            row = parse_row(line.data, self.regenerate)
         except RowError as error:
-            return Judged(where, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
+            yield Judged(where, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
+            return
         facts = _facts(row)
-        fate = self._decide(facts, place)
-        if fate is Fate.SEND:
-            return Judged(where, fate, row)
-        if fate is not Fate.REJECTED:
-            return None
+        for at, fate in enumerate(self._decide(facts, place)):
+            variant = at + 1
+            if fate is Fate.SEND:
+                yield Judged(where, fate, row, variant=variant)
+            elif fate is Fate.REJECTED:
+                yield self._turned_down(where, place, row, facts, variant)
+
+    def _turned_down(self, where: str, place: int, row: Row, facts: Facts, variant: int) -> Judged:
         first = self.first.get(facts.key)
         if first is not None and first != place:
             reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
-            return Judged(where, fate, None, reason=reason)
-        if facts.key in self.history.done:
+            return Judged(where, Fate.REJECTED, None, reason=reason)
+        key = variant_digest(facts.key, variant)
+        if key in self.history.done:
             reason = f"id {row.sample_id!r} is done already, {OTHER_CONTENT}"
-            return Judged(where, fate, None, reason=reason)
-        return Judged(where, fate, None, sample_id=row.sample_id, reason=self.history.rejected[facts.key], known=True)
+            return Judged(where, Fate.REJECTED, None, reason=reason)
+        sample_id = variant_id(row.sample_id, variant)
+        return Judged(where, Fate.REJECTED, None, sample_id=sample_id, reason=self.history.rejected[key], known=True)
 
     # -- both
 
-    def _decide(self, facts: Facts, place: int) -> Fate:
-        """The first row of a sample id wins."""
-        key = facts.key
-        if self.first.setdefault(key, place) != place:
-            return Fate.REJECTED if facts.named else Fate.IDENTICAL
-        if not self.in_shard(key):
-            return Fate.ELSEWHERE
+    def _decide(self, facts: Facts, place: int) -> list[Fate]:
+        """Of each sample of a row; the first row of a sample id wins."""
+        if self.first.setdefault(facts.key, place) != place:
+            return [Fate.REJECTED if facts.named else Fate.IDENTICAL]
+        if not self.in_shard(facts.key):
+            return [Fate.ELSEWHERE]
+        count = self.variants if facts.ask else 1
+        return [self._decide_sample(variant_digest(facts.key, at + 1), facts.content) for at in range(count)]
+
+    def _decide_sample(self, key: bytes, content: int) -> Fate:
         history = self.history
         done = history.done.get(key)
         if done is not None:
-            return Fate.REJECTED if done and facts.content and done != facts.content else Fate.DONE
-        if key in history.rejected and not history.changed(key, facts.content) and not self._fits_now(key):
+            return Fate.REJECTED if done and content and done != content else Fate.DONE
+        if key in history.rejected and not history.changed(key, content) and not self._fits_now(key):
             return Fate.REJECTED
         return Fate.SEND
+
+    def is_mine(self, sample_id: str) -> bool:
+        """The sample is of a row of these files and of this run's shard."""
+        row_id, variant = split_variant(sample_id)
+        for key, number in ((digest(sample_id), 1), (digest(row_id), variant)):
+            if key in self.first and self.in_shard(key) and number <= self.variants:
+                return True
+        return False
 
     def in_shard(self, key: bytes) -> bool:
         """The sample of this digest is this run's."""
@@ -249,7 +281,7 @@ class Plan:
 
 def _facts(row: Row) -> Facts:
     content = int(row.content, 16) if row.content else 0
-    return Facts(digest(row.sample_id), content, row.named, len(row.ids), row.kind != "input_ids")
+    return Facts(digest(row.sample_id), content, row.named, len(row.ids), row.kind != "input_ids", row.ask)
 
 
 def make_plan(
@@ -261,12 +293,14 @@ def make_plan(
     limits: Limits | None = None,
     cache_root: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
+    regenerate: Regenerate = "",
+    variants: int = 1,
 ) -> Plan:
     """Read the files once and count; `cache_root` is the dataset's folder, `say` is told how far it is now and then.
 
     Raises:
         BadPrompts: a file cannot be read.
     """
-    plan = Plan(files, history, shard, limits, max_line_bytes, survey=Survey(limits))
+    plan = Plan(files, history, shard, limits, max_line_bytes, regenerate, variants, survey=Survey(limits))
     plan.count(cache_root, say)
     return plan

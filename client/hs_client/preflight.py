@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 
@@ -44,7 +45,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server's marker and what it says about itself. `longest_prompt`: in tokens, 0 where it does not say."""
+    """The server's marker and what it says about itself. `longest_prompt`: in tokens, 0 where it does not say.
+    `info`: its ``/server_info``, empty where it has none."""
 
     url: str
     port: int
@@ -52,6 +54,7 @@ class ServerFacts:
     ranks: int
     tokenizer: str
     longest_prompt: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_place(scratch: Path, dataset: str) -> Place:
@@ -101,7 +104,7 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
     client = ServerClient(url, tls=shared_tls(), read_timeout_s=_PREFLIGHT_S, key=api_key())
     try:
         info = await client.model_info()
-        longest_prompt = await _longest_prompt(client)
+        settings = await _server_info(client)
     except Denied as error:
         raise ServerDenies(url=url, reason=error) from None
     except RequestError as error:
@@ -118,15 +121,19 @@ async def check_server(url: str, control: ControlFolder) -> ServerFacts:
         if differences:
             raise PreflightError(f"ranks of the server at {url} disagree: {'; '.join(differences)}; restart it")
     tokenizer = first.tokenizer or str(info.get("tokenizer_path") or info.get("model_path") or first.model)
-    return ServerFacts(url, port, first, len(markers), tokenizer, longest_prompt)
+    return ServerFacts(url, port, first, len(markers), tokenizer, _longest_prompt(settings), settings)
 
 
-async def _longest_prompt(client: ServerClient) -> int:
-    """SGLang refuses prompts of ``max_req_input_len`` tokens and more: less than the context, and than its KV cache."""
+async def _server_info(client: ServerClient) -> dict[str, Any]:
     try:
-        limit = (await client.server_info()).get("max_req_input_len")
+        return await client.server_info()
     except RequestError:
-        return 0
+        return {}
+
+
+def _longest_prompt(settings: Mapping[str, Any]) -> int:
+    """SGLang refuses prompts of ``max_req_input_len`` tokens and more: less than the context, and than its KV cache."""
+    limit = settings.get("max_req_input_len")
     return limit - 1 if isinstance(limit, int) else 0
 
 

@@ -31,7 +31,7 @@ _MAGIC = b"hs-rows1"
 _HEADER = struct.Struct("<8s16sQ16s")
 """Magic, version of the reading code, number of entries, xxh3-128 of the entries."""
 _ENTRY = struct.Struct("<16s16sQQ")
-"""Hash of the line, digest of the sample id, content, tokens << 2 | tokenizer << 1 | named."""
+"""Hash of the line, digest of the sample id, content, tokens << 3 | ask << 2 | tokenizer << 1 | named."""
 
 _READING_CODE = ("messages.py", "row_cache.py", "row_error.py", "rows.py", "sharegpt.py")
 _MIN_ROWS = 5_000
@@ -42,7 +42,8 @@ class Facts(NamedTuple):
     """A row without its content.
 
     `key`: digest of its sample id. `content`: as in the ledger, as a number, 0 where the row has no id of its own.
-    `named`: it has. `tokens`: number of its `input_ids`, else 0. `needs_tokenizer`: it is of another kind.
+    `named`: it has. `tokens`: number of its `input_ids`, else 0. `needs_tokenizer`: it is of another kind. `ask`: the
+    server answers it first.
     """
 
     key: bytes
@@ -50,6 +51,7 @@ class Facts(NamedTuple):
     named: bool
     tokens: int
     needs_tokenizer: bool
+    ask: bool = False
 
 
 def line_hash(line: bytes) -> bytes:
@@ -108,7 +110,7 @@ class RowCache:
         self._next = at + 1
         self._asked[at] = 1
         _, key, content, rest = _ENTRY.unpack_from(self._entries, self._offset + at * _ENTRY.size)
-        return Facts(key, content, bool(rest & 1), rest >> 2, bool(rest & 2))
+        return Facts(key, content, bool(rest & 1), rest >> 3, bool(rest & 2), bool(rest & 4))
 
     def _hash_at(self, at: int) -> bytes:
         start = self._offset + at * _ENTRY.size
@@ -133,7 +135,7 @@ class RowCache:
 
     def add(self, line: bytes, size_bytes: int, facts: Facts) -> None:
         """Note the line of this hash and size, which `get` did not know."""
-        rest = facts.tokens << 2 | facts.needs_tokenizer << 1 | facts.named
+        rest = facts.tokens << 3 | facts.ask << 2 | facts.needs_tokenizer << 1 | facts.named
         self._added += _ENTRY.pack(line, facts.key, facts.content, rest)
         self._line_bytes += size_bytes
 

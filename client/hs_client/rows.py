@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from hs_client.messages import check_messages, check_tools, refuse_media
+from hs_client.messages import check_messages, check_tools, refuse_media, to_answer
 from hs_client.row_error import RowError, kind_of
 from hs_client.sharegpt import sharegpt_messages
 from hs_formats.hashing import row_content, row_sample_id
 
-__all__ = ["MAX_ID_CHARS", "TEMPLATE_TAKEN", "Row", "RowKind", "digest", "parse_row"]
+__all__ = [
+    "MAX_ID_CHARS",
+    "TEMPLATE_TAKEN",
+    "Regenerate",
+    "Row",
+    "RowKind",
+    "digest",
+    "parse_row",
+    "split_variant",
+    "variant_digest",
+    "variant_id",
+]
 
 TEMPLATE_TAKEN = frozenset(
     {
@@ -26,7 +38,12 @@ TEMPLATE_TAKEN = frozenset(
 
 RowKind = Literal["input_ids", "text", "prompt", "messages"]
 
+Regenerate = Literal["", "missing", "all"]
+"""Which answers the server is to give: none, those that a row lacks, or every turn of the assistant."""
+
 MAX_ID_CHARS = 512
+
+_VARIANT = re.compile(r"(.*)#v([2-9]|[1-9][0-9]{1,5})", re.ASCII | re.DOTALL)
 
 _SOURCES = ("input_ids", "text", "prompt", "messages", "conversations")
 
@@ -46,6 +63,7 @@ class Row:
         response: of a `prompt` row.
         messages: of a `messages` row, as `hs_client.messages` leaves them.
         template: keyword arguments of the row for the chat template (``tools``, ``chat_template_kwargs``).
+        ask: the server has to answer it first; `regenerate_all` then: every turn of the assistant, not the last alone.
     """
 
     sample_id: str
@@ -58,15 +76,35 @@ class Row:
     response: str = ""
     messages: tuple[Mapping[str, Any], ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
+    ask: bool = False
+    regenerate_all: bool = False
+
+
+def variant_id(sample_id: str, variant: int) -> str:
+    """The id of the `variant`-th sample of a row, from 1: the first has the row's own."""
+    return sample_id if variant == 1 else f"{sample_id}#v{variant}"
+
+
+def split_variant(sample_id: str) -> tuple[str, int]:
+    """Inverse of `variant_id`."""
+    match = _VARIANT.fullmatch(sample_id) if "#v" in sample_id else None
+    return (sample_id, 1) if match is None else (match[1], int(match[2]))
+
+
+def variant_digest(key: bytes, variant: int) -> bytes:
+    """The `digest` of a row's variant, from that of the row."""
+    return key if variant == 1 else hashlib.blake2b(key + variant.to_bytes(4, "big"), digest_size=16).digest()
 
 
 def digest(sample_id: str) -> bytes:
     """Sixteen bytes that stand for a sample id in memory."""
-    return hashlib.blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    row_id, variant = split_variant(sample_id)
+    key = hashlib.blake2b(row_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return variant_digest(key, variant)
 
 
-def parse_row(line: bytes) -> Row:
-    """The row in `line`, which is neither blank nor ended by a newline.
+def parse_row(line: bytes, regenerate: Regenerate = "") -> Row:
+    """The row in `line`, which is neither blank nor ended by a newline; where answers are generated, which ones.
 
     Raises:
         RowError: the line is no JSON object, or no usable row.
@@ -75,7 +113,9 @@ def parse_row(line: bytes) -> Row:
     sample_id = ""
     try:
         sample_id = _sample_id(row)
-        return _check(row, sample_id)
+        if regenerate and split_variant(sample_id)[1] != 1:
+            raise RowError("id ends like that of a variant (#v and a number), which --generate gives itself")
+        return _check(row, sample_id, regenerate)
     except RowError as error:
         raise RowError(error.reason, sample_id) from None
     except RecursionError:  # what could be read may still be too deep to be written
@@ -137,7 +177,7 @@ def _sample_id(row: Mapping[str, Any]) -> str:
     return text
 
 
-def _check(row: Mapping[str, Any], sample_id: str) -> Row:
+def _check(row: Mapping[str, Any], sample_id: str, regenerate: Regenerate) -> Row:
     named = row.get("id") is not None
     sources = [name for name in _SOURCES if row.get(name) is not None]
     if len(sources) != 1:
@@ -150,23 +190,39 @@ def _check(row: Mapping[str, Any], sample_id: str) -> Row:
     if source == "input_ids":
         ids = _token_ids(row["input_ids"])
         own = None if mask is None else _mask(mask, len(ids))
-        return Row(sample_id, named, content, "input_ids", ids=ids, mask=own)
+        return Row(sample_id, named, content, "input_ids", ids=ids, mask=own, ask=bool(regenerate) and own is None)
     refuse_media(row)
     if source == "text":
-        return Row(sample_id, named, content, "text", text=_text("text", row["text"]))
+        return Row(sample_id, named, content, "text", text=_text("text", row["text"]), ask=bool(regenerate))
     if source == "prompt" and not isinstance(row["prompt"], list):
-        text, response = _text("prompt", row["prompt"]), _text("response", _response(row))
-        return Row(sample_id, named, content, "prompt", text=text, response=response)
-    messages = check_messages(_chat(row, source))
-    return Row(sample_id, named, content, "messages", messages=messages, template=_template_arguments(row))
+        ask = regenerate == "all" or (regenerate == "missing" and not _has_response(row))
+        text, response = _text("prompt", row["prompt"]), "" if ask else _text("response", _response(row))
+        return Row(sample_id, named, content, "prompt", text=text, response=response, ask=ask)
+    messages = check_messages(_chat(row, source, regenerate), unanswered=bool(regenerate))
+    template = _template_arguments(row)
+    if not regenerate or (regenerate == "missing" and messages[-1]["role"] == "assistant"):
+        return Row(sample_id, named, content, "messages", messages=messages, template=template)
+    every = regenerate == "all"
+    return Row(
+        sample_id,
+        named,
+        content,
+        "messages",
+        messages=to_answer(messages, every=every),
+        template=template,
+        ask=True,
+        regenerate_all=every,
+    )
 
 
-def _chat(row: Mapping[str, Any], source: str) -> object:
+def _chat(row: Mapping[str, Any], source: str, regenerate: Regenerate) -> object:
     """The messages of a row, unchecked."""
     if source == "conversations":
         return sharegpt_messages(row["conversations"], row.get("system"))
     if source == "messages":
         return row["messages"]
+    if regenerate and not _has_response(row):
+        return row["prompt"]
     response = _response(row)
     if isinstance(response, str):
         response = [{"role": "assistant", "content": _text("response", response)}]
@@ -175,6 +231,10 @@ def _chat(row: Mapping[str, Any], source: str) -> object:
     elif not isinstance(response, list):
         raise RowError(f"response must be text or messages, not {kind_of(response)}")
     return [*row["prompt"], *response]
+
+
+def _has_response(row: Mapping[str, Any]) -> bool:
+    return any(row.get(name) is not None for name in ("response", "completion"))
 
 
 def _response(row: Mapping[str, Any]) -> object:

@@ -10,6 +10,9 @@ from hs_client.check_budget import check_budget
 from hs_client.claim import live_runs
 from hs_client.doctor_check import ensure_examined
 from hs_client.errors import DestinationBroken, NoMover, NoRows, TooFewFiles
+from hs_client.generate.answers import measure_answers
+from hs_client.generate.options import GenerateOptions
+from hs_client.generate.server_checks import check_generation, generation_notes
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
 from hs_client.input_files import open_inputs
@@ -41,7 +44,8 @@ def run_command(settings: RunSettings) -> int:
     started_s = time.monotonic()
     shared_tls()  # loads the HTTP library, which is nothing for the event loop
     inputs = open_inputs(settings.files)
-    _allow_files(settings.concurrency, len(settings.servers))
+    generate = settings.generate
+    _allow_files(settings.concurrency + (0 if generate is None else generate.concurrency), len(settings.servers))
     dataset = dataset_name(settings.dataset, settings.files)
     tally = Tally()
     progress = Progress(tally, interval_s=settings.progress_interval_s)
@@ -54,7 +58,14 @@ def run_command(settings: RunSettings) -> int:
         history.rejected.clear()
     limits = None if server is None else _limits(settings, server)
     plan = make_plan(
-        inputs, history, shard=settings.shard, limits=limits, cache_root=place.paths.root, say=progress.say
+        inputs,
+        history,
+        shard=settings.shard,
+        limits=limits,
+        cache_root=place.paths.root,
+        say=progress.say,
+        regenerate="" if generate is None else generate.regenerate,
+        variants=1 if generate is None else generate.variants,
     )
     if not plan.rows:
         raise NoRows(path=" and ".join(plan.empty))
@@ -67,14 +78,16 @@ def run_command(settings: RunSettings) -> int:
         raise trouble or NoMover(scratch=settings.servers[0].scratch, reason="none ever did")
     for unused in sites.troubles:
         progress.say(f"warning: a server is left out: {unused}")
+    if generate is not None:
+        _look_at_generation(generate, sites, progress)
     if not settings.dry_run:
         for at, each in sites.usable:
             ensure_examined(each, at.control, skip=not settings.doctor, say=progress.say)
-    source = _source(settings, server, plan, progress)
+    source = _source(settings, place, server, plan, progress)
     if plan.needs_tokenizer:
         source.load_tokenizer()  # before the dataset is made: its files, by hub name, are known only then
     tokenizer = settings.tokenizer or server.tokenizer
-    info = settings.chat.describe(dataset_info(server.marker, tokenizer))
+    info = settings.describe(dataset_info(server.marker, tokenizer))
     new = check_dataset(place.paths, info, create=not settings.dry_run)
     progress.say(f"dataset    is {'new' if new else 'there, with the same settings'}")
     check_budget(
@@ -109,7 +122,20 @@ def _check_settings(settings: RunSettings, place: Place, server: ServerFacts | N
     if server is not None:
         info = dataset_info(server.marker, settings.tokenizer or server.tokenizer)
     if info is not None:
-        check_dataset(place.paths, settings.chat.describe(info), create=False)
+        check_dataset(place.paths, settings.describe(info), create=False)
+
+
+def _look_at_generation(options: GenerateOptions, sites: Sites, progress: Progress) -> None:
+    """Say how answers are generated, and what of that is slow.
+
+    Raises:
+        PreflightError: a server cannot do it.
+    """
+    progress.say(f"generate   {options.described}, {options.variants} a row")
+    for _, server in sites.usable:
+        check_generation(server.info, options, url=server.url)
+        for note in generation_notes(server.info, options, mode=server.marker.capture_mode):
+            progress.say(f"note       {server.url}: {note}")
 
 
 def _save_caches(plan: Plan, place: Place, progress: Progress) -> None:
@@ -127,11 +153,20 @@ def _limits(settings: RunSettings, server: ServerFacts) -> Limits:
         server.longest_prompt,
         settings.max_length,
         settings.truncate,
+        settings.generate is not None,
     )
 
 
-def _source(settings: RunSettings, server: ServerFacts, plan: Plan, progress: Progress) -> Source:
+def _source(settings: RunSettings, place: Place, server: ServerFacts, plan: Plan, progress: Progress) -> Source:
     tokenizer = settings.tokenizer or server.tokenizer
+    each, bound = 0, False
+    if settings.generate is not None:
+        try:
+            known = measure_answers(place.paths, settings.generate.settings_hash)
+        except OSError as error:
+            raise DestinationBroken(path=place.paths.responses, reason=error.strerror or error) from None
+        each, bound = settings.generate.max_new_tokens, not known.answers
+        each = each if bound else round(known.tokens / known.answers)
     return Source(
         plan,
         limits=_limits(settings, server),
@@ -140,6 +175,8 @@ def _source(settings: RunSettings, server: ServerFacts, plan: Plan, progress: Pr
         ),
         limit=settings.limit,
         say=progress.say,
+        answer_tokens=each,
+        answers_bound=bound,
     )
 
 

@@ -21,12 +21,14 @@ from hs_client.backend import Backend
 from hs_client.dispatch import Dispatcher
 from hs_client.endings import Endings
 from hs_client.errors import ScratchBroken
+from hs_client.generate.answers import Answers
+from hs_client.generate.generator import Generator
 from hs_client.ledger_log import LedgerLog
 from hs_client.limiter import Limiter, Party
 from hs_client.meanwhile import Meanwhile
 from hs_client.plan import Judged
 from hs_client.preflight import Place, ServerFacts
-from hs_client.prepare import Source
+from hs_client.prepare import Ask, Source
 from hs_client.progress import Snapshot
 from hs_client.sending import Sender
 from hs_client.servers import Servers
@@ -57,6 +59,7 @@ class Runner:
         meanwhile: what other clients get done.
         say: prints a line for the user.
         status: the run as it stands, in a line, for others to read in scratch.
+        answers: those of earlier runs and the book of this run's; None where none are generated.
 
     Raises:
         OSError: a scratch has no room for the client's record.
@@ -74,6 +77,7 @@ class Runner:
         meanwhile: Meanwhile,
         say: Callable[[str], None],
         status: Callable[[], str],
+        answers: tuple[Answers, LedgerLog] | None = None,
     ) -> None:
         at_s = anyio.current_time()
         self._settings = settings
@@ -124,6 +128,27 @@ class Runner:
         self._dispatcher = dispatcher
         self._sender = Sender(ledger, tally, endings, servers, announce=self._announce)
         self._rows = 0
+        self._tokenizing = anyio.Lock()
+        self._generator: Generator | None = None
+        if settings.generate is not None and answers is not None:
+            self._generator = Generator(
+                settings.generate,
+                run=run,
+                source=source,
+                tokenizing=self._tokenizing,
+                servers=servers,
+                config_hash=sites[0][1].marker.config_hash,
+                answers=answers[0],
+                log=answers[1],
+                ledger=ledger,
+                tally=tally,
+                queue=self._queue,
+                next_row=self._next_row,
+                max_retries=settings.max_retries,
+                train_last=settings.chat.train_on == "last",
+                announce=self._announce,
+            )
+            self._answer_log = answers[1]
         self.interrupted = False
         self._error: HsError | None = None
         self._scope = anyio.CancelScope()
@@ -137,7 +162,16 @@ class Runner:
     def waiting(self) -> str:
         """What the run waits for just now; empty while requests flow."""
         stores = (storage.waiting for storage in self.storages)
-        return self._servers.waiting or next(filter(None, stores), "") or self._ledger.trouble
+        return self._servers.waiting or next(filter(None, stores), "") or self._ledger.trouble or self._answers_trouble
+
+    @property
+    def _answers_trouble(self) -> str:
+        return "" if self._generator is None else self._generator.trouble
+
+    @property
+    def generating(self) -> int:
+        """Requests for answers that have none yet."""
+        return 0 if self._generator is None else self._generator.in_flight
 
     @property
     def to_store(self) -> int:
@@ -154,6 +188,8 @@ class Runner:
         movers = [storage.mover for storage in self.storages if storage.mover is not None]
         return Snapshot(
             in_flight=self.in_flight,
+            generating=self.generating,
+            to_capture=self._queue.answered,
             to_store=self.to_store,
             waiting=self.waiting,
             limiting=self.limiter.limiting(time.monotonic()),
@@ -178,6 +214,10 @@ class Runner:
                         group.start_soon(self._guard, storage.correlator.serve)
                     for backend in self._servers.backends:
                         group.start_soon(self._guard, self._servers.follow, backend)
+                    if self._generator is not None:
+                        group.start_soon(self._guard, self._answer_log.serve)
+                        for _ in range(self._generator.workers):
+                            group.start_soon(self._guard, self._generator.work)
                     group.start_soon(self._guard, self._dispatch, group)
                     await self._queue.wait_finished()
                     group.cancel_scope.cancel()
@@ -187,6 +227,8 @@ class Runner:
                     await backend.close()
                 for storage in self.storages:
                     await storage.close()
+                if self._generator is not None:
+                    self._generator.close()
         if self._error is not None:
             raise self._error
 
@@ -206,7 +248,7 @@ class Runner:
         self.interrupted = True
         self._queue.close()
         with anyio.move_on_after(_DRAIN_S):
-            while self._endings.unwritten or any(storage.unfinished for storage in self.storages):
+            while self.generating or self._endings.unwritten or any(storage.unfinished for storage in self.storages):
                 for storage in self.storages:
                     await storage.correlator.tick()
                 await anyio.sleep(0.05)
@@ -219,7 +261,8 @@ class Runner:
 
     async def _feeder(self) -> None:
         while not self._queue.closed:
-            batch = await anyio.to_thread.run_sync(self._source.next_batch)
+            async with self._tokenizing:
+                batch = await anyio.to_thread.run_sync(self._source.next_batch)
             if batch is None:
                 break
             samples, rejected = batch
@@ -229,7 +272,12 @@ class Runner:
             lines = [_rejected(judged) for judged in rejected if not judged.known]
             if lines:
                 await self._ledger.commit(*lines)
-            await self._queue.put(Item(sample, self._next_row()) for sample in samples)
+            await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
+            for sample in samples:
+                if isinstance(sample, Ask) and self._generator is not None:
+                    await self._generator.put(sample)
+        if self._generator is not None:
+            await self._generator.finish()
         self._queue.end_input()
 
     def _next_row(self) -> int:
@@ -242,7 +290,8 @@ class Runner:
             if not self._queue.has_ready:
                 # At the end of the input only answers and records are waited for.
                 party: Party = "mover" if self.to_store > self.in_flight else "server"
-                self.limiter.wait_for(party if self._queue.input_ended else "tokeniser", time.monotonic())
+                party = party if self._queue.input_ended else "server" if self.generating else "tokeniser"
+                self.limiter.wait_for(party, time.monotonic())
             item = await self._queue.get()
             if item is None:
                 return
@@ -260,12 +309,12 @@ class Runner:
         while True:
             at_s = anyio.current_time()
             for storage in self.storages:
-                await storage.beat(left=self.left)
+                await storage.beat()
                 if storage.not_stored and not storage.keeper.waiting:
                     self._announce(storage.not_stored)
                     self._tally.waited(storage.not_stored, HEARTBEAT_S)
                 storage.check(at_s, left=self.left)
-            await self._servers.beat(excuse=self._ledger.trouble)
+            await self._servers.beat(excuse=self._ledger.trouble or self._answers_trouble)
             with contextlib.suppress(OSError):  # a destination that is away is noticed by those who need it
                 await anyio.to_thread.run_sync(self._meanwhile.look)
             self._meanwhile.note()
@@ -277,6 +326,8 @@ class Runner:
 
     def _changed(self) -> None:
         self._dispatcher.changed()
+        if self._generator is not None:
+            self._generator.changed()
 
     def _announce(self, reason: str) -> None:
         self._announcer.announce(reason, anyio.current_time())

@@ -113,4 +113,5 @@ def _intent(item: Item, attempt: Attempt) -> Intent:
         row=sample.where,
         content=sample.content,
         cut_from=sample.cut_from,
+        answers=list(sample.answers),
     )

@@ -8,6 +8,7 @@ import anyio
 
 from hs_client.attempt import Verdict
 from hs_client.backend import Backend
+from hs_client.breaker import Breaker
 from hs_client.errors import NothingStored, NothingWorks
 from hs_formats.errors import HsError
 
@@ -58,13 +59,15 @@ class Servers:
         reason = str(error).partition(";")[0]
         self._say(f"warning: {backend.server.url} is given up, its rows go to the other servers: {reason}")
 
-    def failing(self, backend: Backend, verdict: Verdict) -> None:
+    def failing(self, backend: Backend, verdict: Verdict, breaker: Breaker | None = None) -> None:
         """An attempt has failed. When nothing works any more the fault is not the samples': they stay pending.
+
+        `breaker` counts attempts of its kind; the server's own where there is none.
 
         Raises:
             NothingWorks, NothingStored: on the last server.
         """
-        what = backend.breaker.failed()
+        what = (breaker or backend.breaker).failed()
         if what:
             left, url = self._left(), backend.server.url
             if verdict.kind == "quarantined":  # the server answers; what it captured is bad, or the mover finds it so

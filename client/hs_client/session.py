@@ -16,6 +16,7 @@ import msgspec
 from hs_client.adopt import find_complete, wait_drained
 from hs_client.errors import BadPrompts, DestinationBroken, ScratchBroken
 from hs_client.failed_rows import failed_file, write_failed
+from hs_client.generate.answers import Answers
 from hs_client.history import History
 from hs_client.ledger_log import LedgerLog
 from hs_client.lines import shown
@@ -26,7 +27,6 @@ from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
 from hs_client.progress import Progress
 from hs_client.row_error import OTHER_CONTENT
-from hs_client.rows import digest
 from hs_client.runner import Runner
 from hs_client.settings import RunSettings
 from hs_client.sites import Sites
@@ -35,6 +35,7 @@ from hs_client.sweep import sweep
 from hs_client.tally import Tally
 from hs_client.timeline_log import TimelineLog
 from hs_formats.control import RunState
+from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, HsError, StorageError
 from hs_formats.ledger import RunStarted
 from hs_formats.names import CANARY_RUN
@@ -83,6 +84,7 @@ class Session:
         self._meanwhile = Meanwhile(
             self._paths.ledger, self._run, known_bytes=plan.history.ledger_bytes, ours=self._is_ours
         )
+        self._answers: tuple[Answers, LedgerLog] | None = None
         self._failed: set[str] = set()
         self._timeline = TimelineLog(self._paths.timeline_file(self._run), tally, say=progress.say)
         tally.on_failed = lambda sample: self._failed.add(sample.where)
@@ -110,11 +112,14 @@ class Session:
         interrupted = False
         try:
             self._begin_ledger(ledger)
+            self._begin_answers()
             interrupted = anyio.run(self._drive, ledger, backend_options=_event_loop())
         except HsError as caught:
             error = caught
         finally:
             ledger.close()
+            if self._answers is not None:
+                self._answers[1].close()
             self._progress.close()
         self._find_conflicts()
         pending = max(0, plan.left - tally.done - tally.failed - tally.refused - tally.elsewhere)
@@ -129,8 +134,7 @@ class Session:
         return code
 
     def _is_ours(self, sample_id: str) -> bool:
-        key = digest(sample_id)
-        return key in self._plan.first and self._plan.in_shard(key)
+        return self._plan.is_mine(sample_id)
 
     def _find_conflicts(self) -> None:
         """Name the samples that another client has got done at the same time, with other content."""
@@ -186,7 +190,9 @@ class Session:
 
     def _register(self, place: Place) -> None:
         control, dataset, shard = place.control, self._paths.root.name, self._settings.shard
-        state = RunState(run=self._run, dataset=dataset, pid=os.getpid(), shard="{}/{}".format(*shard))
+        state = RunState(
+            run=self._run, dataset=dataset, pid=os.getpid(), shard="{}/{}".format(*shard), dst=place.mover.dst
+        )
         try:
             control.create()
             sweep(control)
@@ -213,6 +219,24 @@ class Session:
         except OSError as error:
             raise DestinationBroken(path=ledger.path, reason=error.strerror or error) from None
 
+    def _begin_answers(self) -> None:
+        """Read the answers of earlier runs, and have a place for those of this one."""
+        if self._settings.generate is None:
+            return
+        paths = self._paths
+        known = Answers(paths)
+        try:
+            make_folders(paths.responses)
+            known.read()
+        except OSError as error:
+            raise DestinationBroken(path=paths.responses, reason=error.strerror or error) from None
+        if len(known):
+            self._progress.say(f"answers    {len(known):,} of earlier runs are known")
+        log = LedgerLog(
+            paths.responses_file(self._run), timeout_s=self._settings.mover_timeout_s, what="file of answers"
+        )
+        self._answers = known, log
+
     def _scratch_broken(self, error: OSError) -> ScratchBroken:
         path, reason = error.filename or self._places[0].control.scratch, error.strerror or error
         return ScratchBroken(path=path, reason=reason, left=self._plan.left)
@@ -232,6 +256,7 @@ class Session:
                 meanwhile=self._meanwhile,
                 say=self._progress.say,
                 status=self._progress.text,
+                answers=self._answers,
             )
         except OSError as caught:
             raise self._scratch_broken(caught) from None
@@ -274,7 +299,7 @@ class Session:
             raise DestinationBroken(path=self._paths.root, reason=error.strerror or error) from None
         for found in adopted:
             history.done.add(found.key)
-            if found.key not in plan.first or not plan.in_shard(found.key):
+            if not plan.is_mine(found.intent.sample_id):
                 continue  # of another file or shard: done all the same, but none of this run's samples
             tally.add_record(found.intent.n, found.intent.mask, found.lines)
             tally.adopted += 1

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hs_client.chat_options import ChatOptions
+from hs_client.generate.options import GenerateOptions
 from hs_client.input_files import STDIN
 from hs_formats.control import DEFAULT_SCRATCH
-from hs_formats.dataset import check_dataset_name
+from hs_formats.dataset import DatasetInfo, check_dataset_name
 from hs_formats.errors import FormatError, UsageError
 
 __all__ = [
@@ -44,7 +45,7 @@ class RunSettings:
     `concurrency`: requests in flight to each server. `retry_rejected`: look again at rows that earlier runs rejected.
     `command`: what the user typed, to be repeated. `summary_json`: where the summary goes for programs.
     `max_length`: tokens of a sample, longer ones are rejected, or with `truncate` cut.
-    `force`: go on where the plan does not fit.
+    `force`: go on where the plan does not fit. `generate`: the server answers the rows first; None: it does not.
     """
 
     files: Sequence[Path]
@@ -56,6 +57,7 @@ class RunSettings:
     max_length: int | None = None
     truncate: bool = False
     force: bool = False
+    generate: GenerateOptions | None = None
     concurrency: int = 64
     part_timeout_s: float = 60.0
     mover_timeout_s: float = 600.0
@@ -71,6 +73,10 @@ class RunSettings:
     retry_rejected: bool = False
     summary_json: Path | None = None
     command: str = ""
+
+    def describe(self, info: DatasetInfo) -> DatasetInfo:
+        """`info` with what decides about records: those made with other settings do not belong into one dataset."""
+        return replace(self.chat.describe(info), generation="" if self.generate is None else self.generate.described)
 
 
 def dataset_name(given: str, files: Sequence[Path]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hs_client.claim import live_runs
+from hs_client.generate.answers import answer_lines
 from hs_client.info_command import open_dataset
 from hs_client.scan import parts_of_runs
 from hs_client.tally import show_bytes
@@ -152,3 +153,4 @@ def _settled(dataset: Path, paths: DatasetPaths) -> Iterator[str]:
         f"samples    {len(done)} done, {len(given_up)} failed, {len(rejected - done)} rejected,"
         f" {len(unknown)} sent and not settled"
     )
+    yield from answer_lines(paths)

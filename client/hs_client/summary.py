@@ -35,6 +35,8 @@ def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
             f"tokens     {t.tokens:,}, of which {t.trained_tokens:,} to train on",
             f"bytes      {show_bytes(t.raw_bytes)} raw, {show_bytes(t.stored_bytes)} stored{ratio}",
         ]
+    if t.generation:
+        lines.append(f"generated  {_generated(t)}")
     rate = f", {t.done / spent_s:.1f} samples/s, {t.tokens / spent_s:,.0f} tokens/s" if t.done and spent_s > 0 else ""
     lines.append(f"time       {show_seconds(spent_s)}, {t.sent} requests{rate}")
     if t.latencies_s:
@@ -44,6 +46,19 @@ def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
     if waits:
         lines.append(f"waited     {', '.join(waits)}")
     return lines + _why(t)
+
+
+def _generated(tally: Tally) -> str:
+    g = tally.generation
+    words = [f"{g.answers:,} answers of {g.tokens:,} tokens in {show_seconds(g.seconds)}"]
+    if g.answers and g.seconds > 0:
+        words.append(f"{g.tokens / g.seconds:,.0f} tokens/s")
+    words += [
+        f"{count:,} {name}"
+        for count, name in ((g.reused, "of earlier runs"), (g.cut, "cut at the limit"), (g.rejected, "rejected"))
+        if count
+    ]
+    return ", ".join(words)
 
 
 def _why(tally: Tally) -> list[str]:
@@ -79,6 +94,7 @@ def summary(tally: Tally, *, spent_s: float, pending: int, exit_code: int, **fac
             "conflicts": t.conflicts,
             "pending": pending,
         },
+        "generation": t.generation.facts(),
         "tokens": t.tokens,
         "trained_tokens": t.trained_tokens,
         "raw_bytes": t.raw_bytes,

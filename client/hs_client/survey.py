@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hs_client.limits import Limits
 from hs_client.row_cache import Facts
@@ -18,19 +18,52 @@ _SAMPLED_LINE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What is to be sent. `sampled`: rows that were tokenised for it, 0 where every row was counted."""
+    """What is to be sent. `sampled`: rows that were tokenised for it, 0 where every row was counted.
+
+    `answers`: of the server, `answer_tokens` of `tokens` are theirs: the largest number that it can be where `bound`,
+    else what it is about.
+    """
 
     rows: int
     tokens: int
     longest: int
     too_long: int = 0
     sampled: int = 0
+    answers: int = 0
+    answer_tokens: int = 0
+    bound: bool = False
 
     def limited(self, rows: int | None) -> Volume:
         """The first `rows` of them, taken for average ones."""
         if rows is None or rows >= self.rows:
             return self
-        return Volume(rows, round(self.tokens * rows / self.rows), self.longest, self.too_long, self.sampled)
+        share = rows / self.rows
+        return replace(
+            self,
+            rows=rows,
+            tokens=round(self.tokens * share),
+            answers=round(self.answers * share),
+            answer_tokens=round(self.answer_tokens * share),
+        )
+
+    def answered(self, samples: int, answers: int, *, each: int, bound: bool, longest: int) -> Volume:
+        """The same with every row `samples / rows` times, and `answers` of `each` tokens.
+
+        No sample gets longer than `longest` tokens.
+        """
+        times = samples / (self.rows + self.too_long) if samples else 0.0
+        rows, tokens = round(self.rows * times), round(self.tokens * times)
+        room = max(0, longest * rows - tokens)
+        answer_tokens = min(room, answers * each)
+        return replace(
+            self,
+            rows=rows,
+            tokens=tokens + answer_tokens,
+            longest=min(longest, self.longest + each * -(-answers // max(1, rows))),
+            answers=answers,
+            answer_tokens=answer_tokens,
+            bound=bound,
+        )
 
 
 @dataclass(slots=True)

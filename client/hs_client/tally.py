@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hs_client.attempt import Verdict
-from hs_client.prepare import Prepared
+from hs_client.generate.counts import GenerationCounts
+from hs_client.prepare import Ask, Prepared
 from hs_formats.manifest import ManifestLine
 
 __all__ = ["SHOWN_PROBLEMS", "Reason", "Tally", "percentile", "reason_kind", "show_bytes", "show_seconds"]
@@ -38,7 +39,8 @@ class Tally:
     had to send; `elsewhere` ones another client has got done meanwhile; `conflicts` are records of this run under ids
     that another client has got done with other content. `waited_s` is by what was waited for.
 
-    `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample.
+    `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample,
+    and of those that were rejected for their answers.
     """
 
     total: int = 0
@@ -62,7 +64,8 @@ class Tally:
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     problems: list[str] = field(default_factory=list)
     reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
-    on_failed: Callable[[Prepared], object] | None = None
+    on_failed: Callable[[Prepared | Ask], object] | None = None
+    generation: GenerationCounts = field(default_factory=GenerationCounts)
 
     @property
     def left(self) -> int:
@@ -88,11 +91,18 @@ class Tally:
             self.raw_bytes += line.raw_bytes
             self.stored_bytes += line.stored_bytes
 
-    def fail(self, sample: Prepared, verdict: Verdict) -> None:
+    def fail(self, sample: Prepared | Ask, verdict: Verdict) -> None:
         """A sample has failed for this run."""
         self.failed += 1
         self._note("failed", verdict.kind, sample.where, verdict.reason)
         self._show(f"{sample.where}: failed ({verdict.kind}): {verdict.reason}")
+        if self.on_failed is not None:
+            self.on_failed(sample)
+
+    def reject_answer(self, sample: Ask, reason: str) -> None:
+        """A sample can never be done for what the server has answered."""
+        self.generation.rejected += 1
+        self.reject(sample.where, reason, planned=False)
         if self.on_failed is not None:
             self.on_failed(sample)
 

@@ -17,6 +17,10 @@ from hs_client.row_error import RowError
 __all__ = ["ChatTokenizer", "Tokens", "load_tokenizer"]
 
 
+_SURROGATE = "the rendered conversation holds a lone surrogate, half of a character"
+"""JSON inside of the row's JSON was unpacked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Token ids and the [start, stop) of those that are trained on."""
@@ -75,8 +79,8 @@ class ChatTokenizer:
             wanted = wanted[-1:]
         adapted = self._template.adapt(messages, template)
         full = self._template.render(adapted, template)
-        if not _encodable(full):  # JSON inside of the row's JSON was unpacked
-            raise RowError("the rendered conversation holds a lone surrogate, half of a character")
+        if not _encodable(full):
+            raise RowError(_SURROGATE)
         turns = self._template.turns(adapted, wanted, template, full)
         if getattr(self._tokenizer, "is_fast", False):
             encoded = self._tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
@@ -88,6 +92,67 @@ class ChatTokenizer:
         if self._own_way and self._template.ids(adapted, template) != ids:
             raise RowError("the chat template's text and tokens disagree: give input_ids and loss_mask")
         return Tokens(ids, spans)
+
+    def opening(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
+        """Ids of a conversation up to where the assistant is to answer: ``add_generation_prompt=True``.
+
+        Raises:
+            RowError: the chat template refuses the conversation.
+        """
+        if not self._template:
+            raise RowError("the tokenizer has no chat template: give text or input_ids instead of messages")
+        adapted = self._template.adapt(messages, template)
+        return self._plain_ids(self._rendered(adapted, template))
+
+    def between(self, messages: Sequence[Message], answered: Sequence[int], template: Mapping[str, Any]) -> list[int]:
+        """Ids of what the template writes from the last of the `answered` turns to where the next answer begins.
+
+        They begin with what ends the turn. The texts of the answered turns do not matter.
+
+        Raises:
+            RowError: the chat template refuses the conversation, or hides where the turn ends.
+        """
+        from hs_client.templates import WORD
+
+        word = WORD
+        while any(word in str(message.get("content")) for message in messages):
+            word += "x"
+        plain = [
+            {"role": "assistant", "content": word} if at in answered else message for at, message in enumerate(messages)
+        ]
+        text = self._rendered(self._template.adapt(plain, template), template)
+        head, found, tail = text.rpartition(word)
+        if not found:
+            raise RowError(f"the chat template hides where turn {answered[-1]} ends: its answer cannot be followed up")
+        before = self._template.adapt(plain[: answered[-1]], template)
+        if head != self._rendered(before, template):
+            self._template.notes.add(
+                "the chat template writes earlier answers otherwise than they were generated (without their reasoning,"
+                " say): records have them as they were"
+            )
+        return self._ids_behind(word, tail)
+
+    def ends_with(self, ids: Sequence[int], token: int) -> int:
+        """Number of `ids` up to and with `token`, where nothing but white space stands before it; else 0."""
+        if token not in ids:
+            return 0
+        at = ids.index(token)
+        return 0 if at and self._tokenizer.decode(ids[:at]).strip() else at + 1
+
+    def _rendered(self, adapted: Sequence[Message], template: Mapping[str, Any]) -> str:
+        text = self._template.render(adapted, template, prompt=True)
+        if not _encodable(text):
+            raise RowError(_SURROGATE)
+        return text
+
+    def _ids_behind(self, word: str, tail: str) -> list[int]:
+        """Ids of `tail` as they are behind a word, where a token begins with it; some tokenizers put a space before."""
+        if getattr(self._tokenizer, "is_fast", False):
+            encoded = self._tokenizer(word + tail, add_special_tokens=False, return_offsets_mapping=True)
+            starts = [start for start, _ in encoded["offset_mapping"]]
+            if len(word) in starts:
+                return list(encoded["input_ids"][starts.index(len(word)) :])
+        return self._plain_ids(tail)
 
     def _raw_ids(self, text: str) -> list[int]:
         bos = self._tokenizer.bos_token

@@ -37,15 +37,18 @@ class Item:
 class WorkQueue:
     """First in, first out; what is sent again goes first, once its pause is over; what was put off goes last, when
     nothing else is unsettled; of that no more than `put_off_tokens` is kept. Ends when the input has ended and every
-    item is settled."""
+    item is settled. Of samples that were answered as many are kept as have `answered_tokens` together."""
 
     capacity: int = 256
     put_off_tokens: int = 16 << 20
+    answered_tokens: int = 16 << 20
     unsettled: int = 0
     _ready: deque[Item] = field(default_factory=deque)
     _paused: list[tuple[float, int, Item]] = field(default_factory=list)
     _put_off: deque[Item] = field(default_factory=deque)
     _put_off_tokens: int = 0
+    _answered: deque[Item] = field(default_factory=deque)
+    _answered_tokens: int = 0
     _serial: int = 0
     _input_ended: bool = False
     _closed: bool = False
@@ -63,6 +66,15 @@ class WorkQueue:
             self.unsettled += 1
             self._ready.append(item)
             self._change()
+
+    async def put_answered(self, item: Item) -> None:
+        """Add one that the server has answered; waits only while very many do. Handed out when no other is ready."""
+        while self._answered and self._answered_tokens + item.sample.n > self.answered_tokens and not self._closed:
+            await self._changed.wait()
+        self.unsettled += 1
+        self._answered.append(item)
+        self._answered_tokens += item.sample.n
+        self._change()
 
     def again(self, item: Item, *, pause_s: float = 0.0) -> None:
         """The item must be sent once more, not before `pause_s` have passed."""
@@ -108,7 +120,12 @@ class WorkQueue:
     @property
     def has_ready(self) -> bool:
         """An item can be handed out at once."""
-        return bool(self._ready)
+        return bool(self._ready or self._answered)
+
+    @property
+    def answered(self) -> int:
+        """Answered items that wait to be handed out."""
+        return len(self._answered)
 
     @property
     def input_ended(self) -> bool:
@@ -139,6 +156,11 @@ class WorkQueue:
             self._change()
             if not item.settled:
                 return item
+        if self._answered:
+            item = self._answered.popleft()
+            self._answered_tokens -= item.sample.n
+            self._change()
+            return item
         if self._input_ended and self._put_off and len(self._put_off) >= self.unsettled:
             item = self._put_off.popleft()
             self._put_off_tokens -= item.sample.n

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -62,6 +63,7 @@ class DatasetInfo:
     last_state: str = "post_norm"
     template_arguments: str = ""
     train_on: str = ""
+    generation: str = ""
     capture: dict[str, object] = field(default_factory=dict)
     format: str = "hs-dataset"
     version: int = 1
@@ -76,10 +78,37 @@ class DatasetInfo:
         found: list[str] = []
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "generation":
+                found += _other_keys(mine, theirs, here, there)
+                continue
             unknown = item.name in _EMPTY_IS_UNKNOWN and not (mine and theirs)
             if item.name not in _INFORMATIVE and mine != theirs and not unknown:
                 found.append(f"{item.name}: {here} has {mine}, {there} {theirs}")
         return found
+
+
+def _other_keys(mine: str, theirs: str, here: str, there: str) -> Iterator[str]:
+    """How two settings of generation differ, JSON objects or empty, by key."""
+    if not (mine and theirs):
+        if mine != theirs:
+            yield f"generation: {here} has {mine or 'none'}, {there} {theirs or 'none'}"
+        return
+    try:
+        one, other = (msgspec.json.decode(text, type=dict[str, Any]) for text in (mine, theirs))
+    except msgspec.MsgspecError:
+        one, other = {"": mine}, {"": theirs}
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            yield f"generation {key}: {here} has {one.get(key)}, {there} {other.get(key)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """What lies below ``data``: `path` relative to the dataset; `regular`: neither link nor device."""
+
+    path: str
+    size_bytes: int
+    regular: bool = True
 
 
 class DatasetPaths:
@@ -93,6 +122,7 @@ class DatasetPaths:
         self.ledger = root / "ledger"
         self.quarantine = root / "quarantine"
         self.timeline = root / "timeline"
+        self.responses = root / "responses"
         self.verified = root / "verified.json"
 
     def stored_name(self, part: PartName, suffix: str) -> str:
@@ -118,6 +148,10 @@ class DatasetPaths:
     def timeline_file(self, run: str) -> Path:
         """Timeline of one run; may be missing."""
         return self.timeline / f"{run}.jsonl"
+
+    def responses_file(self, run: str) -> Path:
+        """Answers that one run had generated; may be missing."""
+        return self.responses / f"{run}.jsonl"
 
     def manifest_file(self, mover_id: str) -> Path:
         """Manifest of one mover."""

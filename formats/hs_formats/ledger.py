@@ -32,7 +32,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     `mask` holds the spans [start, stop) of tokens to train on, `row` is ``file:line``. `content` is `row_content` of a
     row with an id of its own, so that a later run notices when the row has changed. `cut_from`: tokens that the row had
-    before it was truncated to n, 0 where it was not.
+    before it was truncated to n, 0 where it was not. `answers`: why each answer ended that the server has generated for
+    it (``stop``, ``length``), in order of turns; empty where the row brought its own.
     """
 
     sample_id: str
@@ -43,6 +44,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     row: str = ""
     content: str = ""
     cut_from: int = 0
+    answers: list[str] = []
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="done"):

@@ -1,7 +1,8 @@
 """Request ids and part-file names: the grammar that ties a request to its bytes on disk.
 
 A request id (rid) is ``hs-<run 8 hex>-<row 8 digits>-<attempt 2 digits>``. Its length is fixed because SGLang
-aborts requests by rid *prefix* (``scheduler.abort_request``): no rid of ours may be a prefix of another.
+aborts requests by rid *prefix* (``scheduler.abort_request``): no rid of ours may be a prefix of another. Requests that
+ask for an answer and capture nothing have ids of another form, `generation_rid`.
 
 A part is ``<rid>.t<start 7>-<stop 7>of<n 7>.r<rank 2>.pt``: rows [start, stop) of a prompt of n tokens, written by one
 tensor-parallel rank. While it is being written it is called ``.<part>.<launch nonce 16 hex>.tmp``.
@@ -19,12 +20,14 @@ from hs_formats.errors import FormatError
 __all__ = [
     "CANARY_RUN",
     "MAX_ATTEMPT",
+    "MAX_GENERATION",
     "MAX_RANK",
     "MAX_ROW",
     "MAX_TOKENS",
     "PartName",
     "Rid",
     "canary_of_every_rank",
+    "generation_rid",
     "is_nonce",
     "is_run_id",
     "parse_temporary",
@@ -41,6 +44,7 @@ Their attempt says who writes them: 00 every tensor-parallel rank, whatever the 
 be compared; others as the server is set.
 """
 
+MAX_GENERATION = 9_999_999_999
 MAX_ROW = 99_999_999
 MAX_ATTEMPT = 99
 MAX_TOKENS = 9_999_999
@@ -76,6 +80,20 @@ def run_of_rid(rid: str) -> str:
 def canary_of_every_rank(rid: str) -> bool:
     """Whether a valid rid is that of a canary request which every rank writes."""
     return rid[3:11] == CANARY_RUN and rid[-2:] == "00"
+
+
+def generation_rid(run: str, number: int) -> str:
+    """The id of a run's request for an answer, the `number`-th from 0: ``hsgen-<run>-<number, 10 digits>``.
+
+    It is no `Rid`, so that nothing is captured, and neither begins like one: an abort by prefix of the one kind never
+    meets the other, nor another of its own kind.
+
+    Raises:
+        FormatError: `run` is no run id, or `number` is out of range.
+    """
+    if not is_run_id(run) or not 0 <= number <= MAX_GENERATION:
+        raise FormatError(f"run {run!r}, number {number}: no request for an answer")
+    return f"hsgen-{run}-{number:010d}"
 
 
 def rid_of_part(part: str) -> str:

@@ -24,7 +24,7 @@ from hs_client.lines import read_lines
 from hs_client.plan import Fate, make_plan
 from hs_client.prepare import Source
 from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
-from hs_client.rows import Row, digest, parse_row
+from hs_client.rows import Regenerate, Row, digest, parse_row
 from hs_client.settings import dataset_name
 from hs_client.survey import SAMPLED_ROWS, Survey
 from hs_client.tokenizing import ChatTokenizer, Tokens
@@ -305,9 +305,9 @@ def test_done_rows_of_a_cached_file_are_not_parsed(tmp_path: Path, monkeypatch: 
         history.done.add(digest(row["id"]))  # type: ignore[arg-type]
     parsed: list[bytes] = []
 
-    def counted(line: bytes) -> Row:
+    def counted(line: bytes, regenerate: Regenerate) -> Row:
         parsed.append(line)
-        return parse_row(line)
+        return parse_row(line, regenerate)
 
     monkeypatch.setattr("hs_client.plan.parse_row", counted)
     plan = make_plan([file], history, cache_root=tmp_path)

@@ -95,6 +95,7 @@ def test_the_failure_ring_as_the_prose_has_it() -> None:
         ("manifest.md", [json.loads(line) for line in (GOLDEN / "manifest.jsonl").read_text().split("\n")[:-1]]),
         ("ledger.md", [json.loads(line) for line in (GOLDEN / "ledger.jsonl").read_text().split("\n")[:-1]]),
         ("timeline.md", [json.loads(line) for line in (GOLDEN / "timeline.jsonl").read_text().split("\n")[:-1]]),
+        ("responses.md", [json.loads(line) for line in (GOLDEN / "responses.jsonl").read_text().split("\n")[:-1]]),
         ("dataset.md", [json.loads((GOLDEN / "dataset.json").read_text())]),
         ("control.md", [json.loads((GOLDEN / "server-4242-r0.json").read_text())]),
         ("control.md", [dict.fromkeys(MOVER.__dataclass_fields__, 0), json.loads((GOLDEN / "run.json").read_text())]),

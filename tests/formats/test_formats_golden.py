@@ -6,6 +6,7 @@ import io
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from hs_formats.hsz_decode import HszFile
 from hs_formats.ledger import read_ledger
 from hs_formats.manifest import ManifestReader
 from hs_formats.part import inspect_part
+from hs_formats.responses import Response, iter_facts
 from hs_formats.stored import read_stored
 from hs_formats.timeline import read_timeline
 from unhsz import unhsz
@@ -109,3 +111,8 @@ def test_the_dataset_files(tmp_path: Path) -> None:
     assert reader.bad == 0
     assert read_ledger(GOLDEN / "ledger.jsonl") == golden_files.LEDGER
     assert read_timeline(GOLDEN / "timeline.jsonl") == golden_files.TIMELINE
+    found = list(iter_facts(GOLDEN / "responses.jsonl"))
+    for (_, facts), response in zip(found, golden_files.RESPONSES, strict=True):
+        assert {name: getattr(response, name) for name in facts.__struct_fields__} == msgspec.structs.asdict(facts)
+    lines = (GOLDEN / "responses.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line, type=Response) for line in lines] == golden_files.RESPONSES

@@ -8,14 +8,17 @@ from hypothesis import given, strategies as st
 from hs_formats.errors import FormatError
 from hs_formats.names import (
     MAX_ATTEMPT,
+    MAX_GENERATION,
     MAX_RANK,
     MAX_ROW,
     MAX_TOKENS,
     PartName,
     Rid,
+    generation_rid,
     is_nonce,
     is_run_id,
     parse_temporary,
+    part_prefix,
     temporary_name,
 )
 
@@ -41,6 +44,28 @@ def test_rid_round_trip(rid: Rid) -> None:
 def test_no_rid_is_a_prefix_of_another_and_text_sorts_as_fields(one: Rid, other: Rid) -> None:
     assert str(one).startswith(str(other)) == (one == other)
     assert (str(one) < str(other)) == (one < other)
+
+
+@given(RIDS, RUNS, st.integers(0, MAX_GENERATION), RUNS, st.integers(0, MAX_GENERATION))
+def test_requests_for_answers_and_for_capture_never_begin_alike(
+    rid: Rid, run: str, number: int, other_run: str, other: int
+) -> None:
+    asked = generation_rid(run, number)
+    assert not Rid.matches(asked)
+    with pytest.raises(FormatError):
+        Rid.parse(asked)
+    assert PartName.try_parse(f"{asked}.t0000000-0000001of0000001.r00.pt") is None
+    assert not asked.startswith(str(rid))
+    assert not str(rid).startswith(asked)
+    second = generation_rid(other_run, other)
+    assert second.startswith(asked) == ((run, number) == (other_run, other))
+    assert not generation_rid(rid.run, number).startswith(part_prefix(rid.run)), "nor like the parts of a run"
+
+
+@pytest.mark.parametrize(("run", "number"), [("0000abc", 1), ("0000abcd", -1), ("0000abcd", MAX_GENERATION + 1)])
+def test_no_request_for_an_answer_out_of_range(run: str, number: int) -> None:
+    with pytest.raises(FormatError):
+        generation_rid(run, number)
 
 
 @given(part_names(), NONCES)

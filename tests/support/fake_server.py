@@ -1,8 +1,8 @@
 """A server that behaves like SGLang with the capture armed, as far as a client can tell, and misbehaves as it is told.
 
-It runs in threads of the test process, answers ``/generate``, ``/model_info`` and ``/health``, writes real part files
-(chunk by chunk, by rename) and holds a real start-up marker. Its states are a function of the token ids, so that a test
-can tell whether a record belongs to its prompt.
+It runs in threads of the test process, answers ``/generate`` (requests that are captured, and those that ask for an
+answer), ``/model_info`` and ``/health``, writes real part files (chunk by chunk, by rename) and holds a real start-up
+marker. Its states are a function of the token ids, so that a test can tell whether a record belongs to its prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hs_formats.doctor_pass import DoctorPass, write_pass
 from hs_formats.failure_ring import FailureRing
 from parts import drop_part
 
-__all__ = ["Act", "FakeServer", "fake_states", "serving"]
+__all__ = ["Act", "FakeServer", "Said", "fake_answer", "fake_states", "serving"]
 
 NONCE = "feedfacefeedface"
 
@@ -71,6 +71,40 @@ class Act:
     finish_type: str = "length"
 
 
+@dataclass(frozen=True)
+class Said:
+    """What the server answers to a request for an answer.
+
+    Attributes:
+        ids: of the answer.
+        finish: ``stop``, ``length`` or ``abort``.
+        matched: the token or text that ended it; None: the last token.
+        status: of the answer; not 200 sends `body`.
+        delay_s: before the answer.
+        vanish: close the connection instead of answering.
+        count: of tokens, where it is not that of `ids`.
+        prompt_tokens: where they are not those of the prompt.
+    """
+
+    ids: Sequence[int] = ()
+    finish: str = "stop"
+    matched: int | str | None = None
+    status: int = 200
+    body: Any = None
+    delay_s: float = 0.0
+    vanish: bool = False
+    count: int | None = None
+    prompt_tokens: int | None = None
+
+
+def fake_answer(ids: Sequence[int], sampling: dict[str, Any], *, end: int = 2) -> Said:
+    """Three to six tokens that depend on the prompt and the seed, and `end`; cut where less is asked for."""
+    draw = np.random.default_rng([*ids, int(sampling["temperature"] > 0) * sampling["sampling_seed"]])
+    found = [*draw.integers(10, 500, int(draw.integers(3, 7))).tolist(), end]
+    most = sampling["max_new_tokens"]
+    return Said(found, matched=end) if len(found) <= most else Said(found[:most], finish="length")
+
+
 def fake_states(ids: Sequence[int], start: int, stop: int, *, slots: int, hidden: int) -> npt.NDArray[Any]:
     """The states of rows [start, stop): float32 [m, slots, hidden], fixed by the token and its place."""
     rows = [np.random.default_rng([ids[t], t]).standard_normal((slots, hidden)) for t in range(start, stop)]
@@ -94,7 +128,10 @@ class FakeServer:
     capture: bool = True
     passed: bool = True
     act: Callable[[int, str, list[int]], Act] = lambda number, rid, ids: Act()
+    say: Callable[[int, list[int], dict[str, Any]], Said] = lambda number, ids, sampling: fake_answer(ids, sampling)
+    info: dict[str, Any] = field(default_factory=dict)
     requests: list[tuple[str, list[int]]] = field(default_factory=list)
+    asked: list[tuple[str, list[int], dict[str, Any]]] = field(default_factory=list)
     no_space: int = 0
     abandoned: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -184,6 +221,13 @@ class FakeServer:
             self.requests.append((rid, ids))
         return self.act(number, rid, ids)
 
+    def hear(self, rid: str, ids: list[int], sampling: dict[str, Any]) -> Said:
+        """Note a request for an answer and decide about it."""
+        with self._lock:
+            number = len(self.asked)
+            self.asked.append((rid, ids, sampling))
+        return self.say(number, ids, sampling)
+
     def write_parts(self, rid: str, ids: list[int], act: Act) -> None:
         """Capture the prompt, a chunk a file; a full scratch fails the request the way the capture does."""
         time.sleep(act.part_delay_s)
@@ -264,14 +308,19 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self.path == "/model_info":
                 self._answer(200, {"model_path": fake.model, "tokenizer_path": fake.tokenizer, "is_generation": True})
-            elif self.path == "/server_info" and fake.longest_prompt:
-                self._answer(200, {"max_req_input_len": fake.longest_prompt + 1})
+            elif self.path == "/server_info":
+                limit = {"max_req_input_len": fake.longest_prompt + 1} if fake.longest_prompt else {}
+                self._answer(200, {**limit, **fake.info})
             else:
                 self._answer(200, {})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             rid, ids = body["rid"], body["input_ids"]
+            if rid.startswith("hsgen-"):
+                self._say(rid, ids, fake.hear(rid, ids, body["sampling_params"]))
+                return
+            assert body["sampling_params"]["max_new_tokens"] == 0
             act = fake.take(rid, ids)
             if act.abandon:
                 time.sleep(act.delay_s)
@@ -299,6 +348,25 @@ def _handler(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
                 "completion_tokens": 0,
             }
             self._answer(200, {"text": "", "output_ids": [], "meta_info": meta})
+
+        def _say(self, rid: str, ids: list[int], said: Said) -> None:
+            time.sleep(said.delay_s)
+            if said.vanish:
+                self.close_connection = True
+                return
+            if said.status != 200:
+                self._answer(said.status, said.body)
+                return
+            last = said.ids[-1] if said.ids else None
+            matched = {} if said.finish != "stop" else {"matched": last if said.matched is None else said.matched}
+            meta = {
+                "id": rid,
+                "finish_reason": {"type": said.finish, **matched},
+                "prompt_tokens": len(ids) if said.prompt_tokens is None else said.prompt_tokens,
+                "cached_tokens": 0,
+                "completion_tokens": len(said.ids) if said.count is None else said.count,
+            }
+            self._answer(200, {"text": "?", "output_ids": list(said.ids), "meta_info": meta})
 
         def _client_gone(self) -> bool:
             try:

@@ -24,6 +24,7 @@ from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, RunSta
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, Rid
 from hs_formats.part import inspect_part
+from hs_formats.responses import Response
 from hs_formats.stored import CODECS
 from hs_formats.timeline import TimelinePoint
 from part_factory import part_bytes
@@ -38,6 +39,7 @@ __all__ = [
     "MARKER",
     "MOVER",
     "NAME",
+    "RESPONSES",
     "RUN",
     "STATES",
     "TIMELINE",
@@ -104,7 +106,7 @@ MOVER = MoverState(
     left_alone_parts=1,
 )
 CLIENT = ClientState(run=RUN_ID, pid=78, heartbeat_s=1234.0, promised_bytes=1 << 33, waiting="for the mover")
-RUN = RunState(run=RUN_ID, dataset="prompts", pid=78)
+RUN = RunState(run=RUN_ID, dataset="prompts", pid=78, dst="/data")
 INFO = DatasetInfo(
     model="/models/tiny",
     config_hash="c0ffee",
@@ -117,6 +119,7 @@ INFO = DatasetInfo(
     template_hash="feed",
     template_arguments="{}",
     train_on="all",
+    generation='{"max_new_tokens":8,"regenerate":"all","seed":1,"stop":["ü"],"temperature":0.5,"top_p":1.0}',
     capture={"writers": "first", "capture_mode": "plugin"},
 )
 _PART = part_bytes(NAME, IDS, STATES, boundaries=INFO.boundaries)
@@ -203,10 +206,52 @@ LEDGER: list[LedgerLine] = [
         row="p.jsonl:2",
         cut_from=9,
     ),
+    Intent(
+        sample_id="chat-1#v2",
+        rid="hs-0000abcd-00000002-00",
+        n=6,
+        ids_xxh3="bb" * 16,
+        mask=[(3, 6)],
+        row="p.jsonl:2",
+        answers=["length"],
+    ),
     Done(sample_id="chat-1", rid=str(NAME.rid), finish_reason="length", prompt_tokens=5, cached_tokens=0),
     Done(sample_id="chat-2", rid="hs-0000abcc-00000002-01", adopted=True),
     Failed(sample_id="chat-3", rid="hs-0000abcd-00000003-00", kind="silent", reason="hook silent"),
     Rejected(sample_id="", row="p.jsonl:9", reason="not JSON"),
+]
+
+
+RESPONSES = [
+    Response(
+        sample_id="chat-1",
+        variant=2,
+        turn=1,
+        prompt_tokens=3,
+        prompt_xxh3=ids_xxh3(IDS),
+        asked=8,
+        tokens=2,
+        finish_reason="stop",
+        settings="00112233aabbccdd",
+        config_hash="c0ffee",
+        output_ids=[17, 2],
+        matched=2,
+        rid="hsgen-0000abcd-0000000007",
+        server="http://127.0.0.1:8000",
+        seconds=0.25,
+        at="2026-01-02T03:04:05.678+00:00",
+    ),
+    Response(
+        sample_id="chat-2",
+        prompt_tokens=3,
+        prompt_xxh3=ids_xxh3(IDS),
+        asked=1,
+        tokens=1,
+        finish_reason="length",
+        settings="00112233aabbccdd",
+        config_hash="c0ffee",
+        output_ids=[18],
+    ),
 ]
 
 
@@ -246,3 +291,5 @@ def _write(folder: Path) -> None:
         ledger.append(LEDGER)
     with AppendLog(folder / "timeline.jsonl") as timeline:
         timeline.append(TIMELINE)
+    with AppendLog(folder / "responses.jsonl") as responses:
+        responses.append(RESPONSES)
