@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from hs_client.admission import (
     someone_waits,
 )
 from hs_client.claim import hold_claim, lock_holder
-from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, used_bytes
+from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, same_folder, used_bytes
 from hs_formats.errors import FormatError
 from hs_formats.fixed_record import FixedRecord
 
@@ -44,6 +44,7 @@ class CreditKeeper:
     Args:
         control: of scratch.
         run: this run's id.
+        dst: the destination of its dataset; empty: whatever the mover's is.
         outstanding: bytes that the requests sent so far may still write.
         status: the run as it stands, in a line.
 
@@ -56,11 +57,13 @@ class CreditKeeper:
         control: ControlFolder,
         run: str,
         *,
+        dst: str = "",
         outstanding: Callable[[], int],
         status: Callable[[], str] = str,
     ) -> None:
         self._control = control
         self._run = run
+        self._dst = dst
         self._outstanding = outstanding
         self._status = status
         self._shown = ""
@@ -72,6 +75,7 @@ class CreditKeeper:
         self._need_bytes = 0
         self.waiting = ""
         self.mover: MoverState | None = None
+        self.elsewhere = ""
         self._record.write(asdict(self._state(0)))
         self._claim = hold_claim(control, run)
 
@@ -147,9 +151,19 @@ class CreditKeeper:
         return decision
 
     def read_mover(self) -> MoverState | None:
-        """The mover's state, also kept as `mover`; blocking."""
+        """The mover's state, also kept as `mover`; blocking.
+
+        One that stores to another destination, which is `elsewhere` then, holds: it leaves our parts alone.
+        """
         with contextlib.suppress(FormatError, OSError):
-            self.mover = self._control.read_mover()
+            mover = self._control.read_mover()
+            there = mover is not None and bool(self._dst) and not same_folder(mover.dst, self._dst)
+            self.elsewhere = mover.dst if mover is not None and there else ""
+            if mover is not None and there:
+                reason = f"it stores to {mover.dst} now, and this run's dataset lies in {self._dst}"
+                # What it gets done for others is no progress here.
+                mover = replace(mover, state="holding", reason=reason, last_progress_s=0.0)
+            self.mover = mover
         return self.mover
 
     def mover_trouble(self) -> str:

@@ -17,7 +17,8 @@ from hs_client.preflight import Place
 from hs_client.scan import Scanner
 from hs_client.settings import RunSettings
 from hs_client.watch import StorageWatch
-from hs_formats.control import MoverState
+from hs_formats.control import MoverState, now_s
+from hs_formats.errors import StorageError
 
 __all__ = ["Storage"]
 
@@ -50,7 +51,9 @@ class Storage:
         self.correlator = Correlator(
             Scanner(place.control, place.paths, {run}), part_timeout_s=settings.part_timeout_s, settle=settle
         )
-        self.keeper = CreditKeeper(place.control, run, outstanding=self.correlator.outstanding_bytes, status=status)
+        self.keeper = CreditKeeper(
+            place.control, run, dst=place.mover.dst, outstanding=self.correlator.outstanding_bytes, status=status
+        )
         self._watch = StorageWatch(
             scratch, dst=place.paths.root.parent, timeout_s=settings.mover_timeout_s, at_s=anyio.current_time()
         )
@@ -86,29 +89,33 @@ class Storage:
         """A record was let in."""
         self._watch.moved(at_s)
 
-    async def beat(self, *, left: int) -> None:
+    async def beat(self) -> None:
         """The heartbeat of this run here.
 
         Raises:
-            MoverElsewhere: the mover there stores to another destination now.
             OSError: scratch is gone.
         """
         await self.keeper.publish()
-        mover = await anyio.to_thread.run_sync(self.keeper.read_mover)
-        then = self.place.mover.dst
-        if mover is not None and mover.dst != then:
-            raise MoverElsewhere(scratch=self.place.control.scratch, now=mover.dst, then=then, left=left)
+        await anyio.to_thread.run_sync(self.keeper.read_mover)
 
     def check(self, at_s: float, *, left: int) -> None:
         """Give up when nothing moves.
 
         Raises:
+            MoverElsewhere: the mover here stores to another destination now, and has done so for too long.
             StorageError: for too long.
         """
         self._watch.moved(self.correlator.last_line_s)
         reason = self.waiting
         waiting = bool(reason or self.to_store)
-        self._watch.check(at_s, mover=self.mover, reason=reason, waiting=waiting, left=left)
+        try:
+            self._watch.check(at_s, mover=self.mover, reason=reason, waiting=waiting, left=left)
+        except StorageError:
+            now = self.keeper.elsewhere
+            if now and self.mover is not None and self.mover.alive(now_s()):
+                then = self.place.mover.dst
+                raise MoverElsewhere(scratch=self.place.control.scratch, now=now, then=then, left=left) from None
+            raise
 
     @property
     def in_flight(self) -> int:

@@ -44,6 +44,7 @@ __all__ = [
     "against_others",
     "default_scratch",
     "now_s",
+    "same_folder",
     "used_bytes",
 ]
 
@@ -90,6 +91,11 @@ def now_s() -> float:
 def used_bytes(found: os.statvfs_result) -> int:
     """Fill of a file system, other people's files included: the mover's limit bounds it, and clients compare it."""
     return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def same_folder(one: str, other: str) -> bool:
+    """Two paths of a destination mean the same folder, links followed."""
+    return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,14 +226,15 @@ class ClientState:
 class RunState:
     """``runs/<run>.json``: the dataset of a run's parts, as a folder name below the mover's destination.
 
-    `shard` is ``i/n``: which samples of its prompts the run takes. The file's modification time is the run's last sign
-    of life.
+    `dst` is that destination, as the mover called it when the run began: parts belong nowhere else. `shard` is
+    ``i/n``: which samples of its prompts the run takes. The file's modification time is the run's last sign of life.
     """
 
     run: str
     dataset: str
     pid: int
     shard: str = "0/1"
+    dst: str = ""
 
 
 class HeldMarker:

@@ -35,7 +35,7 @@ from hs_mover.registry import Registry
 from hs_mover.scan import list_scratch
 from hs_mover.shared import Shared
 from hs_mover.syncer import MAX_GROUP
-from hs_mover.task import Identity, LeftAlone, Outcome, SourceError, Task
+from hs_mover.task import Elsewhere, Identity, LeftAlone, Outcome, SourceError, Task
 from hs_mover.trouble import Trouble
 from hs_mover.watch import FolderWatch
 from hs_mover.workers import Workers
@@ -311,6 +311,9 @@ class Lane:
         while (part := self._backlog.take(at_s)) is not None:
             try:
                 task = self._task(part)
+            except Elsewhere as error:
+                self._failed(part, error)
+                continue
             except (SourceError, OSError) as error:
                 self._failed(part, error)
                 return
@@ -354,6 +357,9 @@ class Lane:
     def _failed(self, part: Waiting, error: Exception) -> None:
         at_s = time.monotonic()
         match error:
+            case Elsewhere():  # said once for the run
+                self.unmoved += 1
+                self._leave_alone(part)
             case LeftAlone():
                 self._leave_alone(part, f"it {error}")
             case SourceChanged():
@@ -372,10 +378,11 @@ class Lane:
             case _:
                 raise error
 
-    def _leave_alone(self, part: Waiting, why: str) -> None:
+    def _leave_alone(self, part: Waiting, why: str = "") -> None:
         with suppress(FileNotFoundError):
             self._left_alone.add(str(part.name), os.lstat(self.control.scratch / str(part.name)))
-            _log.warning("leaving %s alone: %s", part.name, why)
+            if why:
+                _log.warning("leaving %s alone: %s", part.name, why)
         self._backlog.done(part)
 
     def _settle(self, part: Waiting, at_s: float) -> None:

@@ -7,13 +7,13 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container
 
-from hs_formats.control import ControlFolder
+from hs_formats.control import ControlFolder, same_folder
 from hs_formats.dataset import check_dataset_name
 from hs_formats.errors import FormatError
 from hs_formats.names import CANARY_RUN, is_run_id
 from hs_mover.books import Books, noted_names
 from hs_mover.destination import Destination
-from hs_mover.task import SourceError
+from hs_mover.task import Elsewhere, SourceError
 
 __all__ = ["Registry"]
 
@@ -29,18 +29,29 @@ class Registry:
         self._mover_id = mover_id
         self._datasets: dict[str, str] = {}
         self._unclaimed: set[str] = set()
+        self._elsewhere: set[str] = set()
         self._books: dict[str, Books] = {}
         self._doubtful: dict[str, set[str]] = {}
 
     def runs(self) -> list[str]:
-        """All runs registered in the control folder."""
+        """All runs registered in the control folder whose datasets are here."""
         stems = (path.stem for path in self._control.runs.glob("*.json"))
-        return sorted(run for run in stems if is_run_id(run) and run != CANARY_RUN)
+        return sorted(run for run in stems if is_run_id(run) and run != CANARY_RUN and not self._is_elsewhere(run))
+
+    def _is_elsewhere(self, run: str) -> bool:
+        try:
+            self._dataset_of(run)
+        except Elsewhere:
+            return True
+        except SourceError:
+            pass  # whoever needs it will say so
+        return False
 
     def books_of(self, run: str) -> Books | None:
         """Manifest of the dataset of `run`, or None where no client has claimed the run.
 
         Raises:
+            Elsewhere: the dataset is below another destination.
             SourceError: the registration cannot be read.
         """
         dataset = self._dataset_of(run)
@@ -58,6 +69,7 @@ class Registry:
         """`books_of`, with the manifest lines of `run` read; those of parts among `present` are remembered.
 
         Raises:
+            Elsewhere: the dataset is below another destination.
             SourceError: the registration cannot be read.
             OSError: the destination cannot be read.
         """
@@ -108,6 +120,15 @@ class Registry:
             return known
         try:
             state = self._control.read_run(run)
+            if state is not None and state.dst and not same_folder(state.dst, str(self._destination.root)):
+                if run not in self._elsewhere:
+                    self._elsewhere.add(run)
+                    _log.warning(
+                        "run %s was begun with --dst %s: its parts stay in scratch until a mover stores there again",
+                        run,
+                        state.dst,
+                    )
+                raise Elsewhere(f"belongs to a dataset in {state.dst}")
             if state is not None:
                 self._datasets[run] = check_dataset_name(state.dataset)
                 return self._datasets[run]

@@ -15,11 +15,15 @@ from hs_mover.destination import Destination
 from hs_mover.meter import Meter
 from hs_mover.written import Written
 
-__all__ = ["Identity", "Known", "LeftAlone", "Outcome", "Reference", "SourceError", "Task"]
+__all__ = ["Elsewhere", "Identity", "Known", "LeftAlone", "Outcome", "Reference", "SourceError", "Task"]
 
 
 class LeftAlone(Exception):
     """The name is a part's but the file is not ours to move; the text says why."""
+
+
+class Elsewhere(LeftAlone):
+    """The part belongs to a dataset below another destination."""
 
 
 class SourceError(Exception):

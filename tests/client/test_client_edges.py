@@ -184,21 +184,32 @@ def test_rows_that_turn_out_unfit_are_not_pending_beside_those_that_the_limit_le
     assert (ended.code, "p.jsonl:7: rejected: input_ids is empty" in ended.text) == (1, True), "also beyond the limit"
 
 
-def test_a_mover_that_stores_elsewhere_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("back", [True, False])
+def test_a_mover_that_stores_elsewhere_holds_the_run_and_splits_no_dataset(tmp_path: Path, back: bool) -> None:
     rows = rows_of(60)
     file, scratch = prompts(tmp_path / "p.jsonl", rows), tmp_path / "scratch"
     scratch.mkdir(mode=0o700)
+    log = tmp_path / "client.log"
+    said = f"it stores to {tmp_path / 'other'} now, and this run's dataset lies in {tmp_path / 'dst'}"
     with serving(scratch, act=lambda number, rid, ids: Act(delay_s=0.2)) as server:
         with running_mover(scratch, tmp_path / "dst", tmp_path):
-            run = start(server, file, "--concurrency", "4", log=tmp_path / "client.log")
+            run = start(server, file, "--concurrency", "4", "--mover-timeout", "60" if back else "3", log=log)
             wait_until(lambda: len(server.requests) > 12, timeout_s=30, what="some requests")
-        with running_mover(scratch, tmp_path / "other", tmp_path):
-            assert run.wait(20) == 5
-        text = (tmp_path / "client.log").read_text()
-        assert f"stores to {tmp_path / 'other'} now, and this run's dataset lies in {tmp_path / 'dst'}" in text
-        assert "0 failed" in text
+        with running_mover(scratch, tmp_path / "other", tmp_path) as other:
+            wait_until(lambda: said in log.read_text(), timeout_s=30, what="the reason")
+            if not back:
+                assert run.wait(30) == 5
+        mover_log = other.log.read_text()
+        assert f"was begun with --dst {tmp_path / 'dst'}: its parts stay in scratch" in mover_log
+        assert not list((tmp_path / "other").rglob("*.pt*"))
         with running_mover(scratch, tmp_path / "dst", tmp_path):
-            assert client(server, file).code == 0
+            if back:
+                assert run.wait(60) == 0, log.read_text()
+                assert "60 done, 0 failed" in log.read_text()
+            else:
+                assert f"the mover on {scratch} stores to {tmp_path / 'other'} now" in log.read_text()
+                assert "0 failed" in log.read_text()
+                assert client(server, file).code == 0
     check_records(tmp_path / "dst" / "p", ids_of(rows))
 
 

@@ -17,7 +17,8 @@ from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.hashing import ids_xxh3, xxh3_hex
 from hs_formats.names import PartName, temporary_name
 from hs_formats.stored import read_stored
-from hs_mover import housekeeping, lane
+from hs_mover import books, housekeeping, lane
+from hs_mover.daemon import NotMoved
 from movers import check_moved, lines_of, move_once, mover_thread, raw_lines, scratch_parts, wait_for
 from parts import NONCE, drop_part, make_part, part_name, random_states, register
 
@@ -296,6 +297,28 @@ def test_a_run_that_was_begun_with_another_destination_is_named(
     assert not [line for line in caplog.messages if said in line]
 
 
+def test_parts_of_a_run_of_another_destination_stay_until_that_one_is_back(
+    src: Path, dst: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "link", tmp_path / "there"
+    here.symlink_to(dst)
+    there.mkdir()
+    for run, folder in (("0badcafe", there), ("0badcaff", here)):
+        register(src, run, "set", dst=str(folder))
+        for row in range(3):
+            drop_part(src, rid(row, run=run), 0, 4, 4)
+    with caplog.at_level("WARNING", "hs_mover"), pytest.raises(NotMoved, match="3 parts"):
+        move_once(src, dst)
+    said = f"run 0badcafe was begun with --dst {there}: its parts stay in scratch"
+    assert len([line for line in caplog.messages if said in line]) == 1
+    assert not [line for line in caplog.messages if "leaving" in line]
+    assert {name[:11] for name in scratch_parts(src)} == {"hs-0badcafe"}
+    assert {name[:11] for name in lines_of(dst / "set")} == {"hs-0badcaff"}
+    move_once(src, there)
+    assert scratch_parts(src) == []
+    assert len(lines_of(there / "set")) == 3
+
+
 @pytest.mark.parametrize("name", ["../out", "unclaimed", "", ".hidden", "a/b"])
 def test_a_registration_cannot_lead_out_of_the_destination(src: Path, dst: Path, name: str) -> None:
     (ControlFolder(src).runs / "deadbeef.json").write_text(json.dumps({"run": "deadbeef", "dataset": name, "pid": 1}))
@@ -425,14 +448,14 @@ def test_manifests_are_read_once_at_start_however_many_runs_there_were(
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[1:]))  # the first one was lost with the mover
     passes: list[Path] = []
-    opened = Path.open
+    opened = books.open_regular
 
-    def count(path: Path, *arguments: Any, **options: Any) -> Any:
+    def count(path: Path, **options: Any) -> Any:
         if path == manifest:
             passes.append(path)
-        return opened(path, *arguments, **options)
+        return opened(path, **options)
 
-    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(books, "open_regular", count)
     move_once(src, dst)
     monkeypatch.undo()
     assert len(passes) == 2, "once for all runs, and once more to be sure of the candidate"

@@ -107,8 +107,8 @@ def drop_part(
     return temporary.rename(final)
 
 
-def register(scratch: Path, run: str, dataset: str) -> None:
+def register(scratch: Path, run: str, dataset: str, *, dst: str = "") -> None:
     """Do what a client does before its first request: make the control folder and say where the run's parts belong."""
     control = ControlFolder(scratch)
     control.create()
-    control.register_run(RunState(run=run, dataset=dataset, pid=os.getpid()))
+    control.register_run(RunState(run=run, dataset=dataset, pid=os.getpid(), dst=dst))
