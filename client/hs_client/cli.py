@@ -11,11 +11,13 @@ from typing import Literal
 import click
 from click.core import ParameterSource
 
+from hs_client.dataset_argument import DatasetArgument
 from hs_client.export.cli import export
 from hs_client.report.cli import report
 from hs_client.saying import say
 from hs_client.subset.cli import merge, split
 from hs_formats.errors import HsError, UsageError
+from hs_formats.location import Location
 
 __all__ = ["cli", "main"]
 
@@ -335,9 +337,9 @@ def run(
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path(path_type=Path), required=False)
+@click.argument("dataset", type=DatasetArgument(), required=False)
 @_SCRATCH
-def status(dataset: Path | None, scratch: Path | None) -> None:
+def status(dataset: Location | None, scratch: Path | None) -> None:
     """Say what servers, mover and clients of a scratch folder do; or how far the folder DATASET has come."""
     from hs_client.status_command import dataset_lines, status_lines
     from hs_formats.control import default_scratch
@@ -348,7 +350,7 @@ def status(dataset: Path | None, scratch: Path | None) -> None:
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
+@click.argument("dataset", type=DatasetArgument())
 @_SCRATCH
 @click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="Records read at once.  [default: CPUs]")
 @click.option("--json", "report", metavar="FILE", default="", help="Write all findings there, - for standard output.")
@@ -370,7 +372,7 @@ def status(dataset: Path | None, scratch: Path | None) -> None:
     help="With --repair: rows for records that have lost what was sent for them. May be repeated.",
 )
 def verify(
-    dataset: Path,
+    dataset: Location,
     scratch: Path | None,
     jobs: int | None,
     report: str,
@@ -404,8 +406,8 @@ def verify(
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
-def info(dataset: Path) -> None:
+@click.argument("dataset", type=DatasetArgument())
+def info(dataset: Location) -> None:
     """Say what the folder DATASET holds."""
     from hs_client.info_command import info_lines
 
@@ -414,10 +416,10 @@ def info(dataset: Path) -> None:
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
+@click.argument("dataset", type=DatasetArgument())
 @_SCRATCH
 @click.option("--yes", is_flag=True, help="Delete them; without it they are only listed.")
-def prune(dataset: Path, scratch: Path | None, yes: bool) -> None:
+def prune(dataset: Location, scratch: Path | None, yes: bool) -> None:
     """List stored parts that no sample of the folder DATASET needs, and delete them with --yes.
 
     These are parts of other attempts at samples that are done, of failed attempts, of requests that no ledger knows,

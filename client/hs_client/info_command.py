@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from hs_client.generate.answers import answer_lines
 from hs_client.tally import show_bytes
-from hs_formats.dataset import DatasetPaths
+from hs_formats.dataset import DatasetPaths, dataset_paths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.index import DatasetIndex
 from hs_formats.ledger import Failed, Rejected, RunStarted, iter_ledger
+from hs_formats.location import Location
 from hs_formats.mask import supervised
 from hs_formats.verified import VerifiedSet
 
@@ -21,14 +21,14 @@ _SHOWN_RUNS = 10
 """More would push the dataset itself off the screen."""
 
 
-def open_dataset(dataset: Path) -> DatasetPaths:
-    """The dataset folder.
+def open_dataset(dataset: Location) -> DatasetPaths:
+    """The dataset folder, or the dataset in an object store.
 
     Raises:
         PreflightError: it is none.
     """
-    paths = DatasetPaths(dataset)
     try:
+        paths = dataset_paths(dataset)
         info = paths.read_info()
     except (FormatError, OSError) as error:
         raise PreflightError(f"{dataset} cannot be read: {error}") from None
@@ -37,7 +37,7 @@ def open_dataset(dataset: Path) -> DatasetPaths:
     return paths
 
 
-def info_lines(dataset: Path) -> Iterator[str]:
+def info_lines(dataset: Location) -> Iterator[str]:
     """Facts about the dataset, a line each.
 
     Raises:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hs_client.claim import live_runs
+from hs_client.dataset_argument import local_only
 from hs_client.info_command import open_dataset
 from hs_formats.control import ControlFolder
 from hs_formats.dataset import UNCLAIMED, DatasetPaths
 from hs_formats.errors import FormatError, PreflightError, StorageError
 from hs_formats.index import DatasetIndex
 from hs_formats.ledger import Done, Failed, Intent, iter_ledger
+from hs_formats.location import Location
 from hs_formats.manifest import ManifestLine, ManifestReader
 
 __all__ = ["Orphan", "delete", "find_orphans"]
@@ -35,7 +37,7 @@ class Orphan:
     why: str
 
 
-def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
+def find_orphans(dataset: Location, scratch: Path) -> list[Orphan]:
     """Orphans of the dataset, and parts of runs that nobody claimed beside it.
 
     Left alone are winners, records of open intents (the next run may adopt them) and everything of runs whose client
@@ -44,7 +46,8 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
     Raises:
         PreflightError: this is no dataset, or its ledgers and manifests contradict each other.
     """
-    paths = open_dataset(dataset)
+    folder = local_only(dataset, "prune")
+    paths = open_dataset(folder)
     control = ControlFolder(scratch)
     busy = live_runs(control) if control.clients.is_dir() else set()
     try:
@@ -57,12 +60,12 @@ def find_orphans(dataset: Path, scratch: Path) -> list[Orphan]:
         winners |= {sample.rid for sample in index.broken.values()}  # what is left of them is for `verify` to judge
         return [
             *_stored(paths, lines, winners=winners, reasons=reasons, busy=busy),
-            *_files(paths.quarantine, "quarantined", inside=dataset),
+            *_files(paths.quarantine, "quarantined", inside=folder),
             *_files(
-                dataset.absolute().parent / UNCLAIMED,
+                folder.absolute().parent / UNCLAIMED,
                 "of a run that nobody claimed",
                 busy,
-                inside=dataset.absolute().parent,
+                inside=folder.absolute().parent,
             ),
         ]
     except (FormatError, OSError) as error:

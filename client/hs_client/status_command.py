@@ -16,6 +16,7 @@ from hs_formats.control import ClientState, ControlFolder, MoverState, now_s, us
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.ledger import Done, Failed, Intent, Rejected, iter_ledger
+from hs_formats.location import Location
 from hs_formats.names import run_of_rid
 
 __all__ = ["dataset_lines", "status_lines"]
@@ -105,7 +106,7 @@ def _client(control: ControlFolder, client: ClientState, at_s: float, parts: int
     )
 
 
-def dataset_lines(dataset: Path, scratch: Path) -> Iterator[str]:
+def dataset_lines(dataset: Location, scratch: Path) -> Iterator[str]:
     """How far `dataset` has come, by its ledgers, and which runs go on with it in `scratch`.
 
     Raises:
@@ -117,16 +118,18 @@ def dataset_lines(dataset: Path, scratch: Path) -> Iterator[str]:
     except OSError as error:
         raise PreflightError(f"{dataset}: {error}") from None
     control = ControlFolder(scratch)
-    clients = {client.run: client for client in control.read_clients()}
-    going_on = [run for run in sorted(live_runs(control)) if paths.ledger_file(run).exists() and run in clients]
-    parts = _parts(control, [clients[run] for run in going_on])
+    here = control.clients.is_dir()
+    clients = {client.run: client for client in control.read_clients()} if here else {}
+    alive = live_runs(control) if here else set()
+    going_on = [run for run in sorted(alive) if paths.ledger_file(run).exists() and run in clients]
+    parts = _parts(control, [clients[run] for run in going_on]) if going_on else {}
     for run in going_on:
         yield _client(control, clients[run], now_s(), parts[run], alive=True)
     if not going_on:
         yield f"client     none works on it in {scratch}"
 
 
-def _settled(dataset: Path, paths: DatasetPaths) -> Iterator[str]:
+def _settled(dataset: Location, paths: DatasetPaths) -> Iterator[str]:
     """What the ledgers say of the samples."""
     done: set[str] = set()
     failed: dict[str, str] = {}

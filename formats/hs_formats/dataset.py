@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hs_formats.durable import link_durable, make_folders
+from hs_formats.durable import link_durable, make_folders, write_durable
 from hs_formats.errors import FormatError
+from hs_formats.location import Location, ObjectUrl, parse_location
 from hs_formats.names import PartName
 from hs_formats.part import parse_struct
 from hs_formats.regular import read_regular
 
-__all__ = ["ROWS_PER_FOLDER", "UNCLAIMED", "DatasetInfo", "DatasetPaths", "check_dataset_name"]
+if TYPE_CHECKING:
+    from hs_formats.stored import Stored
+
+__all__ = [
+    "ROWS_PER_FOLDER",
+    "UNCLAIMED",
+    "DataFile",
+    "DatasetInfo",
+    "DatasetPaths",
+    "check_dataset_name",
+    "dataset_paths",
+]
 
 ROWS_PER_FOLDER = 500
 """Rows of a run whose parts share a folder; with a few parts a row a folder stays below about 2,000 files."""
@@ -112,7 +125,11 @@ class DataFile:
 
 
 class DatasetPaths:
-    """Names of everything inside one dataset folder."""
+    """Names of everything inside one dataset folder, and the few things that are done otherwise where the dataset lies
+    in an object store (`hs_formats.objectstore.paths`): there `root` is a local copy of the books alone."""
+
+    local = True
+    """The dataset is this folder; what changes files in place can do so."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -140,6 +157,66 @@ class DatasetPaths:
         if not relative.parts or relative.is_absolute() or ".." in relative.parts or "\0" in path:
             raise FormatError(f"{path!r} is no path of a stored part inside {self.root}")
         return self.root / relative
+
+    @property
+    def location(self) -> Location:
+        """Where the dataset lies, as users know it."""
+        return self.root
+
+    @property
+    def shown(self) -> str:
+        """The same as text."""
+        return str(self.location)
+
+    def refresh(self, *books: str) -> None:
+        """Have the books as they are now, or only those of some folders, such as ``manifest``.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+
+    def stored(self, path: str) -> Stored:
+        """What a manifest line's `path` names, to be read.
+
+        Raises:
+            FormatError: `path` leads out of the dataset.
+        """
+        return self.stored_file(path)
+
+    def has_file(self, path: str) -> bool:
+        """Whether there is a regular file of that name, relative to the dataset."""
+        return (self.root / path).is_file()
+
+    def data_files(self) -> Iterator[DataFile]:
+        """Everything below ``data``.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        for root, _, names in os.walk(self.data):
+            for file_name in sorted(names):
+                path = Path(root) / file_name
+                try:
+                    found = path.lstat()
+                except FileNotFoundError:
+                    continue  # a temporary that was just renamed, or pruned
+                yield DataFile(str(path.relative_to(self.root)), found.st_size, stat.S_ISREG(found.st_mode))
+
+    def modified_s(self, path: str) -> float:
+        """When a file was last written, in seconds since the epoch.
+
+        Raises:
+            OSError: it is gone.
+        """
+        return (self.root / path).stat().st_mtime
+
+    def replace_verified(self, data: bytes) -> None:
+        """Replace ``verified.json``, durably.
+
+        Raises:
+            OSError: the dataset cannot be written; the old file is still there.
+        """
+        write_durable(self.verified, data)
 
     def ledger_file(self, run: str) -> Path:
         """Ledger of one run."""
@@ -177,15 +254,16 @@ class DatasetPaths:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise FormatError(f"{self.info} is damaged: {error}") from error
+            raise FormatError(f"{self.shown}/{self.info.name} is damaged: {error}") from error
         if data.get("format") != "hs-dataset" or data.get("version") != 1:
             raise FormatError(
-                f"{self.info} is {data.get('format')!r} version {data.get('version')!r}, not hs-dataset 1"
+                f"{self.shown}/{self.info.name} is {data.get('format')!r} version {data.get('version')!r}, "
+                "not hs-dataset 1"
             )
         try:
             return parse_struct(DatasetInfo, data)
         except FormatError as error:
-            raise FormatError(f"{self.info}: {error}") from error
+            raise FormatError(f"{self.shown}/{self.info.name}: {error}") from error
 
     def write_info(self, info: DatasetInfo) -> bool:
         """Create ``dataset.json`` unless it exists; True when this call made it.
@@ -194,3 +272,20 @@ class DatasetPaths:
             OSError: the destination cannot be written.
         """
         return link_durable(self.info, msgspec.json.format(msgspec.json.encode(asdict(info)), indent=1) + b"\n")
+
+
+def dataset_paths(location: str | os.PathLike[str] | ObjectUrl) -> DatasetPaths:
+    """The dataset at a path or at a URL of an object store; of the latter the books are fetched now.
+
+    Raises:
+        HsError: the URL is none, or its store cannot be used as the environment has it.
+        OSError: the store cannot be read.
+    """
+    where = parse_location(location)
+    if isinstance(where, Path):
+        return DatasetPaths(where)
+    from hs_formats.objectstore.paths import RemotePaths
+
+    paths = RemotePaths(where)
+    paths.refresh()
+    return paths

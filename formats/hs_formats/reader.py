@@ -13,14 +13,15 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from hs_formats.dataset import DatasetPaths
+from hs_formats.dataset import dataset_paths
 from hs_formats.errors import FormatError
 from hs_formats.hashing import xxh3_hex
 from hs_formats.index import BrokenSample, DatasetIndex, IndexedSample
 from hs_formats.layout import part_layout
+from hs_formats.location import ObjectUrl
 from hs_formats.manifest import ManifestLine
 from hs_formats.part import PartMeta, inspect_part
-from hs_formats.stored import Original, open_stored
+from hs_formats.stored import Original, Stored, open_stored
 from hs_formats.verified import VerifiedSet
 
 __all__ = ["DamagedSample", "HiddenStateDataset", "Sample"]
@@ -54,23 +55,25 @@ class DamagedSample(FormatError):
 
 
 class HiddenStateDataset(Dataset[Sample]):  # type: ignore[misc]  # torch has no stubs
-    """All done samples of a dataset folder, by index or by sample id, decoded when asked for.
+    """All done samples of a dataset, by index or by sample id, decoded when asked for.
 
     A sample that is damaged keeps its place: only access to it raises. ``hs-client verify`` lists all of them. The list
     of samples is the one of the moment of opening, also in the workers of a DataLoader, forked or spawned, while a run
     goes on. Any number of threads may read at once.
 
     Args:
-        path: the dataset folder.
+        path: the dataset folder, or its URL in an object store, such as ``s3://bucket/data/prompts``. Of that the books
+            are fetched when it is opened; of the parts only what is asked for, through a bounded cache in memory.
         verified_only: leave out what ``hs-client verify`` has not found right.
 
     Raises:
         FormatError: the folder is no dataset, or its ``dataset.json`` or ``verified.json`` is damaged.
+        HsError: an object store cannot be used as the environment has it.
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: str | Path, *, verified_only: bool = False) -> None:
-        self.paths = DatasetPaths(Path(path))
+    def __init__(self, path: str | Path | ObjectUrl, *, verified_only: bool = False) -> None:
+        self.paths = dataset_paths(path)
         info = self.paths.read_info()
         if info is None:
             raise FormatError(f"{path} is no dataset: it has no dataset.json")
@@ -171,7 +174,7 @@ class HiddenStateDataset(Dataset[Sample]):  # type: ignore[misc]  # torch has no
         self, line: ManifestLine, rows: tuple[int, int], slots: list[int] | None, ids_out: _Array, states_out: _Array
     ) -> None:
         """Rows [start, stop) of a part; `slots` None for all of the part, which then may be decoded as a whole."""
-        path = self.paths.stored_file(line.path)
+        path = self.paths.stored(line.path)
         start, stop = rows
         with open_stored(path) as original:
             # What a stored file states of its original holds for each piece of it; else only the whole can be checked.
@@ -195,7 +198,7 @@ class HiddenStateDataset(Dataset[Sample]):  # type: ignore[misc]  # torch has no
         ids_out[:] = np.frombuffer(data, "<i8", info.input_ids.spec.count, info.input_ids.offset)[start:stop]
         states_out[:] = words[start:stop] if slots is None else words[start:stop, slots]
 
-    def _check_meta(self, path: Path, meta: PartMeta) -> None:
+    def _check_meta(self, path: Stored, meta: PartMeta) -> None:
         wanted = self.info
         if (meta.boundaries, meta.hidden_size, meta.dtype) != (wanted.boundaries, wanted.hidden_size, wanted.dtype):
             raise FormatError(

@@ -33,15 +33,48 @@ __all__ = [
     "Encode",
     "Facts",
     "Original",
+    "Stored",
+    "StoredObject",
     "codec_of",
     "open_stored",
     "read_stored",
     "stored_blocks",
     "stored_codec",
+    "stored_size",
 ]
 
 Block = bytes | bytearray | memoryview
 Array = npt.NDArray[Any]
+
+
+class StoredObject(Protocol):
+    """A stored file that is no file here; `str` of it says where it is."""
+
+    @property
+    def name(self) -> str:
+        """Its last component, with the codec's suffix."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Its size.
+
+        Raises:
+            OSError: it is missing or cannot be reached.
+        """
+        ...
+
+    def read_at(self, at: int, count: int) -> bytes:
+        """Exactly `count` bytes.
+
+        Raises:
+            FormatError: it ends before.
+            OSError: it is missing or cannot be reached.
+        """
+        ...
+
+
+Stored = Path | StoredObject
+"""Where a stored file is."""
 
 
 class Encode(Protocol):
@@ -253,7 +286,16 @@ def codec_of(name: str) -> Codec:
     raise FormatError(f"{name!r} has the suffix of no codec ({', '.join(_SUFFIXES)})")
 
 
-def stored_codec(path: Path) -> str:
+def stored_size(path: Stored) -> int:
+    """Bytes of a stored file.
+
+    Raises:
+        OSError: it is missing or cannot be reached.
+    """
+    return path.stat().st_size if isinstance(path, Path) else path.size_bytes()
+
+
+def stored_codec(path: Stored) -> str:
     """Name of the codec that wrote a stored file.
 
     Raises:
@@ -263,12 +305,15 @@ def stored_codec(path: Path) -> str:
     codec = codec_of(path.name)
     if codec.suffix != ".pt.hsz":
         return codec.name
-    with _named(path), open_regular(path) as file:
-        return read_head(file.read(HEAD_BYTES))
+    with _named(path):
+        if not isinstance(path, Path):
+            return read_head(path.read_at(0, min(HEAD_BYTES, path.size_bytes())))
+        with open_regular(path) as file:
+            return read_head(file.read(HEAD_BYTES))
 
 
 @contextmanager
-def open_stored(path: Path, *, limit_bytes: int | None = None) -> Iterator[Original]:
+def open_stored(path: Stored, *, limit_bytes: int | None = None) -> Iterator[Original]:
     """The original of a stored file. FormatError within the block is told with the file's name.
 
     Args:
@@ -280,28 +325,35 @@ def open_stored(path: Path, *, limit_bytes: int | None = None) -> Iterator[Origi
         OSError: it cannot be read.
     """
     suffix = codec_of(path.name).suffix
-    with _named(path):
-        fd = regular_fd(path)
-        try:
-            original = _original(suffix, fd, limit_bytes)
-            if limit_bytes is not None and original.size > limit_bytes:
-                raise FormatError(f"holds {original.size} bytes, more than {limit_bytes}")
-            yield original
-        finally:
-            os.close(fd)
+    with _named(path), _opened(path) as (read_at, size):
+        original = _original(suffix, read_at, size, limit_bytes)
+        if limit_bytes is not None and original.size > limit_bytes:
+            raise FormatError(f"holds {original.size} bytes, more than {limit_bytes}")
+        yield original
 
 
-def _original(suffix: str, fd: int, limit_bytes: int | None) -> Original:
-    size = os.fstat(fd).st_size
+@contextmanager
+def _opened(path: Stored) -> Iterator[tuple[ReadAt, int]]:
+    if not isinstance(path, Path):
+        yield path.read_at, path.size_bytes()
+        return
+    fd = regular_fd(path)
+    try:
+        yield functools.partial(pread, fd), os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _original(suffix: str, read_at: ReadAt, size: int, limit_bytes: int | None) -> Original:
     if suffix == ".pt.hsz":
-        return _HszOriginal(HszFile(functools.partial(pread, fd), size))
+        return _HszOriginal(HszFile(read_at, size))
     if suffix == ".pt":
-        return _PlainOriginal(functools.partial(pread, fd), size)
-    content = memoryview(zstd.decompress(pread(fd, 0, size), limit_bytes=limit_bytes))
+        return _PlainOriginal(read_at, size)
+    content = memoryview(zstd.decompress(bytes(read_at(0, size)), limit_bytes=limit_bytes))
     return _PlainOriginal(lambda at, count: content[at : at + count], len(content))
 
 
-def read_stored(path: Path, *, limit_bytes: int | None = None) -> bytes:
+def read_stored(path: Stored, *, limit_bytes: int | None = None) -> bytes:
     """The whole original of a stored file, decoded and checked by its codec.
 
     Raises:
@@ -314,7 +366,7 @@ def read_stored(path: Path, *, limit_bytes: int | None = None) -> bytes:
         return bytes(data)
 
 
-def stored_blocks(path: Path) -> Iterator[memoryview]:
+def stored_blocks(path: Stored) -> Iterator[memoryview]:
     """The same in bounded blocks, each of its own memory; they are good only once the last has come.
 
     Raises:
@@ -326,7 +378,7 @@ def stored_blocks(path: Path) -> Iterator[memoryview]:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Stored) -> Iterator[None]:
     try:
         yield
     except FormatError as error:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import xxhash
 
 from hs_formats.dataset import DatasetPaths
-from hs_formats.durable import write_durable
 from hs_formats.errors import FormatError
 from hs_formats.index import IndexedSample
 from hs_formats.part import parse_struct
@@ -105,7 +104,7 @@ class VerifiedSet:
             samples=base64.b64encode(raw).decode(),
             xxh3=xxhash.xxh3_128_hexdigest(raw),
         )
-        write_durable(paths.verified, msgspec.json.encode(asdict(stored)) + b"\n")
+        paths.replace_verified(msgspec.json.encode(asdict(stored)) + b"\n")
 
     def __len__(self) -> int:
         return len(self._digests)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from hs_client.dataset_argument import DatasetArgument
 from hs_client.export.settings import ALGORITHMS, FORMATS, ExportSettings, default_jobs, parse_serving
 from hs_client.saying import say
+from hs_formats.location import Location
 
 __all__ = ["export"]
 
@@ -16,7 +18,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @click.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
+@click.argument("dataset", type=DatasetArgument())
 @click.option("--format", "format_name", type=click.Choice(FORMATS), required=True, help="Whose files to write.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for them, new or begun."
@@ -79,7 +81,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     help="Seconds between lines where there is no terminal.",
 )
 def export(
-    dataset: Path,
+    dataset: Location,
     format_name: str,
     out: Path,
     dtype: str,

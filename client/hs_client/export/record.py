@@ -43,7 +43,7 @@ def identity(settings: ExportSettings, info: DatasetInfo, *, model: str, serving
     if settings.draft_config is not None:
         draft = hashlib.sha256(settings.draft_config.read_bytes()).hexdigest()
     return {
-        "dataset": str(settings.dataset.absolute()),
+        "dataset": str(settings.dataset.absolute() if isinstance(settings.dataset, Path) else settings.dataset),
         "config_hash": info.config_hash,
         "model": model,
         "format": settings.format,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hs_formats.errors import UsageError
+from hs_formats.location import Location
 
 __all__ = ["ALGORITHMS", "DTYPES", "FORMATS", "ExportSettings", "Serving", "default_jobs", "parse_serving"]
 
@@ -43,7 +44,7 @@ class ExportSettings:
     vocabulary map. `fp8` is for speculators alone.
     """
 
-    dataset: Path
+    dataset: Location
     out: Path
     format: str
     dtype: str = "bfloat16"

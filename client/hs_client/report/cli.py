@@ -7,11 +7,14 @@ from pathlib import Path
 
 import click
 
+from hs_client.dataset_argument import DatasetArgument
+from hs_formats.location import Location
+
 __all__ = ["report"]
 
 
 @click.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
+@click.argument("dataset", type=DatasetArgument())
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -26,7 +29,7 @@ __all__ = ["report"]
     show_default=True,
     help="Samples whose values are read, drawn at random.",
 )
-def report(dataset: Path, out: Path | None, sample: int) -> None:
+def report(dataset: Location, out: Path | None, sample: int) -> None:
     """Draw the folder DATASET and its runs on one HTML page that needs no other file and no network.
 
     Throughput, scratch, answers and what limited each run; lengths; per slot the size of states, channels that stand

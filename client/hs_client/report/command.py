@@ -27,6 +27,7 @@ from hs_client.saying import say
 from hs_client.tally import show_bytes
 from hs_formats.durable import write_durable
 from hs_formats.errors import PreflightError, StorageError
+from hs_formats.location import Location
 
 __all__ = ["REPORT_NAME", "ReportSettings", "render", "report_command"]
 
@@ -36,9 +37,10 @@ _DRAWN_RUNS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSettings:
-    """`out`: the file, by default REPORT_NAME in the dataset. `sample`: how many samples' values are read."""
+    """`out`: the file, by default REPORT_NAME in the dataset, or in the current folder for one in an object store.
+    `sample`: how many samples' values are read."""
 
-    dataset: Path
+    dataset: Location
     out: Path | None
     sample: int
 
@@ -58,7 +60,7 @@ def report_command(settings: ReportSettings) -> int:
     samples = list(facts.index.samples.values())
     values = read_values(paths, info, samples, settings.sample, seen=_show)
     text = render(facts, values, at=datetime.now(UTC))
-    out = settings.out or paths.root / REPORT_NAME
+    out = settings.out or (paths.root if paths.local else Path()) / REPORT_NAME
     data = text.encode("utf-8", "replace")
     try:
         write_durable(out, data)

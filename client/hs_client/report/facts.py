@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 from hs_client.report.scales import show_time
 from hs_client.tally import Reason, reason_kind
@@ -14,6 +13,7 @@ from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.index import DatasetIndex
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine, Rejected, RunStarted, read_ledger
+from hs_formats.location import Location
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.names import run_of_rid
 from hs_formats.timeline import TimelinePoint, read_timeline
@@ -81,7 +81,7 @@ class StorageFacts:
 class DatasetFacts:
     """All of it. `lost`: samples that are not there, by reason. `attempts`: failed ones, by reason, repeated or not."""
 
-    root: Path
+    root: Location
     info: DatasetInfo
     index: DatasetIndex
     verified: VerifiedSet
@@ -105,14 +105,14 @@ def gather(paths: DatasetPaths, info: DatasetInfo) -> DatasetFacts:
         timelines = {run: read_timeline(paths.timeline_file(run)) for run in ledgers}
         verified = VerifiedSet.read(paths)
     except (FormatError, OSError) as error:
-        raise PreflightError(f"{paths.root}: {error}") from None
+        raise PreflightError(f"{paths.shown}: {error}") from None
     index = DatasetIndex.build(ledgers.values(), lines)
     stored = _stored_times(index)
     runs = [run_facts(run, ledger, timelines[run], stored[run]) for run, ledger in ledgers.items()]
     lost, attempts = losses(ledgers.values(), lines)
     movers = sorted(path.stem for path in paths.manifest.glob("*.jsonl"))
     return DatasetFacts(
-        root=paths.root,
+        root=paths.location,
         info=info,
         index=index,
         verified=verified,

@@ -123,7 +123,7 @@ def _parts(
             raise FormatError(f"{line.path} is not what the manifest says: its checksum differs")
         if wrong := part.misfits(info):
             raise FormatError(f"{line.path}: {wrong[0]}")
-        with open_stored(paths.stored_file(line.path)) as original:
+        with open_stored(paths.stored(line.path)) as original:
             slot_bytes = original.slot_bytes()
         yield part.bits, line.name.start == 0, slot_bytes
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from hs_client.dataset_argument import DatasetArgument
 from hs_client.saying import say
+from hs_formats.location import Location
 
 __all__ = ["merge", "split"]
 
@@ -18,7 +20,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("dataset", type=_FOLDER)
+@click.argument("dataset", type=DatasetArgument())
 @click.argument("out", type=_FOLDER)
 @click.option("--ids", type=_FOLDER, metavar="FILE", help="Samples of these ids, one a line; a prompts file will do.")
 @click.option("--min-tokens", type=click.IntRange(1), metavar="N", default=1, help="At least so many tokens.")
@@ -43,7 +45,7 @@ _FOLDER = click.Path(path_type=Path)
 @_COPY
 @_DRY_RUN
 def split(
-    dataset: Path,
+    dataset: Location,
     out: Path,
     ids: Path | None,
     min_tokens: int,
@@ -78,11 +80,11 @@ def split(
 
 @click.command()
 @click.argument("out", type=_FOLDER)
-@click.argument("datasets", nargs=-1, required=True, type=_FOLDER, metavar="DATASET...")
+@click.argument("datasets", nargs=-1, required=True, type=DatasetArgument(), metavar="DATASET...")
 @click.option("--prefix-ids", is_flag=True, help="Give each sample the id DATASET/ID.")
 @_COPY
 @_DRY_RUN
-def merge(out: Path, datasets: tuple[Path, ...], **options: Any) -> None:
+def merge(out: Path, datasets: tuple[Location, ...], **options: Any) -> None:
     """Make the new dataset OUT of all samples of several, which were made alike.
 
     A sample that several have for the same prompt is taken once. Payload is linked where it can be.

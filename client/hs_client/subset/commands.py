@@ -10,6 +10,7 @@ from hs_client.subset.sources import Source, open_source
 from hs_client.subset.writing import Chosen, Written, joined_info, write_dataset
 from hs_client.tally import show_bytes
 from hs_formats.errors import PreflightError, UsageError
+from hs_formats.location import Location
 
 __all__ = ["merge_command", "split_command"]
 
@@ -19,7 +20,7 @@ Say = Callable[[str], None]
 
 
 def split_command(
-    dataset: Path, out: Path, query: Query, *, copy: bool = False, dry_run: bool = False, say: Say
+    dataset: Location, out: Path, query: Query, *, copy: bool = False, dry_run: bool = False, say: Say
 ) -> int:
     """Make `out` of the samples of `dataset` that `query` takes.
 
@@ -47,7 +48,7 @@ def split_command(
 
 def merge_command(
     out: Path,
-    datasets: Sequence[Path],
+    datasets: Sequence[Location],
     *,
     prefix_ids: bool = False,
     copy: bool = False,
@@ -67,10 +68,10 @@ def merge_command(
         PreflightError: the datasets were made otherwise, or different prompts have one sample id.
         StorageError: the disk fails.
     """
-    if prefix_ids and len({dataset.resolve().name for dataset in datasets}) < len(datasets):
+    if prefix_ids and len(set(map(_name, datasets))) < len(datasets):
         raise UsageError("--prefix-ids needs datasets of different names")
     sources = [open_source(dataset) for dataset in datasets]
-    info = joined_info([(source.paths.root, source.info) for source in sources])
+    info = joined_info([(source.paths.location, source.info) for source in sources])
     incomplete = _tell_broken(sources, say)
     chosen: dict[str, Chosen] = {}
     parts: dict[str, Chosen] = {}
@@ -78,7 +79,7 @@ def merge_command(
     for source, dataset in zip(sources, datasets, strict=True):
         for candidate in source.candidates:
             own = candidate.sample.sample_id
-            each = Chosen(source, candidate, f"{dataset.resolve().name}/{own}" if prefix_ids else own)
+            each = Chosen(source, candidate, f"{_name(dataset)}/{own}" if prefix_ids else own)
             first = chosen.setdefault(each.sample_id, each)
             if first is not each:
                 _check_same(first, each)
@@ -89,8 +90,8 @@ def merge_command(
             rid = str(candidate.sample.rid)
             if parts.setdefault(rid, each).sample_id != each.sample_id:
                 raise PreflightError(
-                    f"{source.paths.root} and {parts[rid].source.paths.root} both have a request {rid}, for different "
-                    "samples: they are parts of one dataset that was changed since"
+                    f"{source.paths.shown} and {parts[rid].source.paths.shown} both have a request {rid}, for "
+                    "different samples: they are parts of one dataset that was changed since"
                 )
     if not chosen:
         raise UsageError("the datasets hold no sample")
@@ -106,7 +107,7 @@ def _check_same(first: Chosen, other: Chosen) -> None:
     one, two = first.candidate.sample, other.candidate.sample
     if (one.n, one.ids_xxh3, one.mask_spans) != (two.n, two.ids_xxh3, two.mask_spans):
         raise PreflightError(
-            f"{first.source.paths.root} and {other.source.paths.root} both have a sample {one.sample_id!r}, for "
+            f"{first.source.paths.shown} and {other.source.paths.shown} both have a sample {one.sample_id!r}, for "
             "different prompts or masks: --prefix-ids keeps both"
         )
 
@@ -115,13 +116,17 @@ def _tell_broken(sources: Sequence[Source], say: Say) -> bool:
     for source in sources:
         if source.broken:
             names = _some([broken.sample_id for broken in source.broken])
-            say(f"warning    {len(source.broken)} samples of {source.paths.root} are broken and left out: {names}")
+            say(f"warning    {len(source.broken)} samples of {source.paths.shown} are broken and left out: {names}")
     return any(source.broken for source in sources)
 
 
 def _some(names: Sequence[str]) -> str:
     more = f", … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def _name(dataset: Location) -> str:
+    return (dataset.resolve() if isinstance(dataset, Path) else dataset).name
 
 
 def _tell(written: Written, out: Path, say: Say) -> None:

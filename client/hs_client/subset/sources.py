@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 from hs_client.info_command import open_dataset
 from hs_client.subset.query import Candidate
@@ -12,6 +11,7 @@ from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.errors import FormatError, PreflightError
 from hs_formats.index import BrokenSample, DatasetIndex
 from hs_formats.ledger import Done, Intent, RunStarted, read_ledger
+from hs_formats.location import Location
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.names import rid_of_part
 from hs_formats.verified import VerifiedSet
@@ -39,7 +39,7 @@ class Source:
     verified: VerifiedSet
 
 
-def open_source(dataset: Path) -> Source:
+def open_source(dataset: Location) -> Source:
     """Read the books of `dataset`.
 
     Raises:

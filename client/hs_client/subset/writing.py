@@ -21,7 +21,9 @@ from hs_formats.errors import FormatError, PreflightError, StorageError, UsageEr
 from hs_formats.index import DatasetIndex
 from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import LedgerLine
+from hs_formats.location import Location
 from hs_formats.manifest import ManifestLine
+from hs_formats.stored import Stored
 from hs_formats.verified import VerifiedSet
 
 __all__ = ["MANIFEST", "Chosen", "Written", "joined_info", "write_dataset"]
@@ -31,6 +33,7 @@ MANIFEST = "copied"
 
 _UNLINKABLE = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
 _BATCH = 10_000
+_COPY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,12 @@ def _link_all(paths: DatasetPaths, chosen: Iterable[Chosen], copy: bool, written
     for each in chosen:
         sample = each.candidate.sample
         for part in sample.parts:
-            source, target = each.source.paths.stored_file(part.path), paths.stored_file(part.path)
+            source, target = each.source.paths.stored(part.path), paths.stored_file(part.path)
             if target.parent not in folders:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folders.add(target.parent)
             try:
-                linked = not copy and _link(source, target)
+                linked = not copy and isinstance(source, Path) and _link(source, target)
                 if not linked:
                     _copy(source, target)
             except FileNotFoundError:
@@ -137,8 +140,14 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
+def _copy(source: Stored, target: Path) -> None:
+    if isinstance(source, Path):
+        shutil.copyfile(source, target)
+    else:
+        with target.open("wb") as file:
+            size = source.size_bytes()
+            for at in range(0, size, _COPY_BYTES):
+                file.write(source.read_at(at, min(_COPY_BYTES, size - at)))
     fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -212,7 +221,7 @@ def _sync_folders(root: Path) -> None:
             fsync_folder(Path(folder))
 
 
-def joined_info(infos: Sequence[tuple[Path, DatasetInfo]]) -> DatasetInfo:
+def joined_info(infos: Sequence[tuple[Location, DatasetInfo]]) -> DatasetInfo:
     """The description of a dataset of samples of all of these.
 
     Raises:

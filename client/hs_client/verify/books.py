@@ -5,9 +5,7 @@ No payload is read. Everything is kept: what `hs_client.verify.repair` writes an
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -105,6 +103,7 @@ def read_books(paths: DatasetPaths) -> Books:
     books.lines = _first_lines(books.manifests)
     if any(_is_young(paths, file) for file in books.unlisted()):
         time.sleep(_PATIENCE_S)  # a mover may just be about to write their lines
+        paths.refresh("manifest")
         books.manifests = _read_manifests(paths)
         books.lines = _first_lines(books.manifests)
     books.index = DatasetIndex.build([book.lines for book in books.ledgers], books.lines.values())
@@ -175,30 +174,24 @@ def stored_part_name(file_name: str) -> PartName | None:
 
 
 def _list_files(paths: DatasetPaths) -> Iterator[StoredFile]:
-    for root, _, names in os.walk(paths.data):
-        for file_name in sorted(names):
-            path = Path(root) / file_name
-            relative = str(path.relative_to(paths.root))
-            try:
-                found = path.lstat()
-            except FileNotFoundError:
-                continue  # a temporary that was just renamed, or pruned
-            name = stored_part_name(file_name)
-            problem = ""
-            if file_name.startswith(".") and file_name.endswith(".tmp"):
-                problem = "temporary"
-            elif not stat.S_ISREG(found.st_mode):
-                problem = "it is no regular file"
-            elif name is None:
-                problem = "its name is not that of a stored part"
-            elif relative != paths.stored_name(name, codec_of(file_name).suffix):
-                problem = f"it belongs into {Path(paths.stored_name(name, '')).parent}"
-            yield StoredFile(relative, found.st_size, name, problem)
+    for file in paths.data_files():
+        file_name = file.path.rpartition("/")[2]
+        name = stored_part_name(file_name)
+        problem = ""
+        if file_name.startswith(".") and file_name.endswith(".tmp"):
+            problem = "temporary"
+        elif not file.regular:
+            problem = "it is no regular file"
+        elif name is None:
+            problem = "its name is not that of a stored part"
+        elif file.path != paths.stored_name(name, codec_of(file_name).suffix):
+            problem = f"it belongs into {Path(paths.stored_name(name, '')).parent}"
+        yield StoredFile(file.path, file.size_bytes, name, problem)
 
 
 def _is_young(paths: DatasetPaths, file: StoredFile) -> bool:
     try:
-        return time.time() - (paths.root / file.path).stat().st_mtime < _YOUNG_S
+        return time.time() - paths.modified_s(file.path) < _YOUNG_S
     except FileNotFoundError:
         return False
 
@@ -293,7 +286,7 @@ def _of_ledgers(books: Books) -> Iterator[Finding]:
             yield from _of_rivals(books, sample_id, rids, intents=intents, stored=stored)
     for sample in books.index.samples.values():
         for part in sample.parts:
-            if part.path not in books.files and not (books.paths.root / part.path).is_file():
+            if part.path not in books.files and not books.paths.has_file(part.path):
                 yield Finding("missing file", part.path, "the record of this sample needs it", sample.sample_id)
         if not sample.mask_spans:
             text = "its mask is all zero: nothing to train on"

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from hs_client.dataset_argument import local_only
 from hs_client.info_command import open_dataset
 from hs_client.saying import say
 from hs_client.tally import show_bytes, show_seconds
@@ -21,6 +22,7 @@ from hs_client.verify.run import CHECKS, Verification, slot_names, verify
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.durable import write_durable
 from hs_formats.errors import FormatError, PreflightError, StorageError, UsageError
+from hs_formats.location import Location
 
 __all__ = ["VerifySettings", "verify_command"]
 
@@ -38,7 +40,7 @@ class VerifySettings:
         scratch: is asked whether anybody is at work on the dataset.
     """
 
-    dataset: Path
+    dataset: Location
     scratch: Path
     jobs: int = 2
     json: str = ""
@@ -63,6 +65,8 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
         raise UsageError("--sample computes samples again, which needs --model PATH")
     if settings.prompts and not settings.repair:
         raise UsageError("--prompts is for --repair")
+    if settings.repair:
+        local_only(settings.dataset, "--repair")
     paths = open_dataset(settings.dataset)
     info = paths.read_info()
     if info is None:
@@ -90,7 +94,9 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
     try:
         done.mark(paths)
     except OSError as error:
-        raise StorageError(f"cannot write {paths.verified} ({error.strerror}): nothing is marked as verified") from None
+        raise StorageError(
+            f"cannot write {paths.shown}/{paths.verified.name} ({error.strerror}): nothing is marked as verified"
+        ) from None
     return code
 
 

@@ -15,7 +15,7 @@ from hs_formats.hashing import xxh3_hex
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_formats.part import PartMeta, inspect_part
-from hs_formats.stored import read_stored, stored_codec
+from hs_formats.stored import read_stored, stored_codec, stored_size
 from hs_formats.stored_zip import read_directory
 
 __all__ = ["PartFile", "read_part"]
@@ -105,7 +105,7 @@ def read_part(paths: DatasetPaths, path: str, name: PartName) -> PartFile:
         FormatError: it is damaged, or holds something else.
         OSError: it is missing or cannot be read.
     """
-    file = paths.stored_file(path)
+    file = paths.stored(path)
     data = read_stored(file)
     try:
         info = inspect_part(io.BytesIO(data), name)
@@ -119,7 +119,7 @@ def read_part(paths: DatasetPaths, path: str, name: PartName) -> PartFile:
     return PartFile(
         path=path,
         codec=stored_codec(file),
-        stored_bytes=file.stat().st_size,
+        stored_bytes=stored_size(file),
         xxh3=xxh3_hex([data]),
         rows_xxh3=xxh3_hex([memoryview(data)[states.offset : states.offset + states.spec.nbytes]]),
         ids_xxh3=xxh3_hex(

@@ -164,7 +164,7 @@ def _recompute(
     drawn = random.Random(seed).sample(rest, min(count, len(rest)))  # noqa: S311  # no secret
     say(f"computing {len(drawn)} samples and {len(first)} under suspicion again with {path}")
     model = ModelStates(path, result.info, trust_remote_code=trust_remote_code)
-    dataset = HiddenStateDataset(result.books.paths.root)
+    dataset = HiddenStateDataset(result.books.paths.location)
     wrong: set[str] = set()
     for done in recompute(model, dataset, [samples[name] for name in [*first, *drawn]]):
         result.recomputed[done.sample.sample_id] = done.difference
