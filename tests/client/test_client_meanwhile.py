@@ -148,6 +148,8 @@ def test_every_line_since_the_history_counts_once_and_conflicts_are_those_that_d
         follower.look()
         follower.note()
     log.close()
+    follower.look()
+    follower.note()
     assert [follower.content(f"s{at}") for at in range(before, 12)] == content[before:]
     assert follower.content("another") is None
     mine = AppendLog(paths.ledger_file("0000000f"))
