@@ -82,7 +82,7 @@ class Session:
         self._to_send = 0
         self._run = _fresh_run(self._places, plan.history)
         self._meanwhile = Meanwhile(
-            self._paths.ledger, self._run, known_bytes=plan.history.ledger_bytes, ours=self._is_ours
+            self._paths.ledger, self._run, known_bytes=plan.history.ledger_bytes, ours=plan.is_mine
         )
         self._answers: tuple[Answers, LedgerLog] | None = None
         self._failed: set[str] = set()
@@ -132,9 +132,6 @@ class Session:
         if interrupted:
             self._progress.say("interrupted: repeat the command to go on")
         return code
-
-    def _is_ours(self, sample_id: str) -> bool:
-        return self._plan.is_mine(sample_id)
 
     def _find_conflicts(self) -> None:
         """Name the samples that another client has got done at the same time, with other content."""
