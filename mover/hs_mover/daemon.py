@@ -17,12 +17,12 @@ from typing import Any
 from hs_formats.control import HEARTBEAT_S, now_s
 from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, PreflightError, StorageError
+from hs_formats.notify import Notifier
 from hs_mover.allocator import keep_freed_memory
 from hs_mover.config import METRICS_HOST, MoverConfig, mover_id
 from hs_mover.destination import Destination, explain
 from hs_mover.lane import Lane
 from hs_mover.metrics import serve_metrics
-from hs_mover.notify import Notifier
 from hs_mover.shared import share
 from hs_mover.view import View
 

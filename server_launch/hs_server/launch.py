@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from hs_formats.errors import HsError, PreflightError, ServerLost, UsageError
+from hs_formats.notify import Notifier
 from hs_server.before_start import check_before_start
 from hs_server.dry_run import dry_run_lines
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
@@ -152,9 +153,12 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, source
     _say(f"ready {plan.url}")
     if options.detach:
         return 0
+    systemd = Notifier()
+    systemd.ready()
     try:
         server.wait_end()
     except _StopAskedError as asked:
+        systemd.stopping()
         _say(f"{asked}: stopping the server")
         server.stop()
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import pty
@@ -19,14 +18,13 @@ from pathlib import Path
 import pytest
 
 from golden_files import MOVER as STATE
-from hs_mover.notify import Notifier
+from hs_formats.notify import Notifier
 from hs_mover.status import describe
 from hs_mover.view import caption
 from movers import MOVER, mover_process, scratch_parts, wait_for
 from parts import drop_part, register
 
 RUN = "00c0ffee"
-UNIT = Path(__file__).resolve().parents[2] / "docs" / "hs-mover.service"
 
 
 def rid(row: int) -> str:
@@ -151,21 +149,3 @@ def test_no_systemd_and_one_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptu
     gone.ready()
     gone.alive("x")
     assert len([message for message in caplog.messages if "cannot notify systemd" in message]) == 1
-
-
-def test_the_unit_file_starts_this_command() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(UNIT)
-    service = unit["Service"]
-    assert service["Type"] == "notify"
-    assert service["NotifyAccess"] == "main"
-    assert int(service["WatchdogSec"]) > 5
-    words = service["ExecStart"].split()
-    assert words[0].endswith("/hs-mover")
-    # Refused codes: a restart would meet the same.
-    assert service["RestartPreventExitStatus"].split() == ["2", "3"]
-    for word in words:
-        if word.startswith("--"):
-            help_text = subprocess.run([*MOVER, "--help"], capture_output=True, text=True, check=True).stdout
-            assert word in help_text

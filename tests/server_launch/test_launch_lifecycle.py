@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -271,6 +272,20 @@ def test_a_server_that_the_doctor_cannot_examine_is_stopped(lab: Lab) -> None:
     assert "ready" not in done.stdout
     assert lab.survivors() == []
     assert lab.record() is None
+
+
+def test_systemd_is_told_when_it_is_ready_and_when_it_stops(lab: Lab) -> None:
+    address = lab.folder / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(address))
+        listener.settimeout(60)
+        launch = lab.server("", NOTIFY_SOCKET=str(address)).start(*lab.launch_arguments(), output=lab.output)
+        assert listener.recv(4096) == b"READY=1"
+        assert "ready " in lab.output.read_text()
+        launch.terminate()
+        assert listener.recv(4096) == b"STOPPING=1"
+        assert launch.wait(60) == 0
+    assert lab.survivors() == []
 
 
 def test_excluded_plugin_is_refused_before_anything_starts(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""Tells systemd that the mover is ready, what it does and that it lives (sd_notify), where systemd asked for it."""
+"""Tells systemd that a service is ready, what it does and that it lives (sd_notify), where systemd asked for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Does nothing where the environment has no ``NOTIFY_SOCKET``. Never raises: the mover works without systemd."""
+    """Does nothing where the environment has no ``NOTIFY_SOCKET``. Never raises: all works without systemd."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -22,7 +22,7 @@ class Notifier:
             self._address = "\0" + self._address[1:]
 
     def ready(self) -> None:
-        """All scratch folders are being watched."""
+        """The service does what it is for."""
         self._send("READY=1")
 
     def alive(self, status: str) -> None:
@@ -30,7 +30,7 @@ class Notifier:
         self._send("WATCHDOG=1", f"STATUS={status}")
 
     def stopping(self) -> None:
-        """The parts in hand are being finished."""
+        """What is in hand is being finished."""
         self._send("STOPPING=1")
 
     def _send(self, *lines: str) -> None:
