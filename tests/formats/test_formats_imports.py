@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,10 @@ STANDARD_LIBRARY_ONLY = [
     "mask",
     "memory",
     "names",
+    "notify",
     "part",
+    "printable",
+    "regular",
     "stored_zip",
     "tiling",
 ]
@@ -50,3 +55,10 @@ def test_the_package_itself_imports_nothing() -> None:
 
 def test_index_and_stored_parts_do_without_torch() -> None:
     assert "torch" not in _imported("hs_formats.index") | _imported("hs_formats.stored")
+
+
+def test_what_the_server_uses_of_the_formats_is_among_these() -> None:
+    sources = (Path(__file__).resolve().parents[2] / "server_launch").rglob("*.py")
+    used = {name for path in sources for name in re.findall(r"\bfrom hs_formats\.(\w+) import", path.read_text())}
+    assert used <= {*STANDARD_LIBRARY_ONLY}
+    assert len(used) > 8
