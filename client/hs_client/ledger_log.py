@@ -38,12 +38,19 @@ class LedgerLog:
         timeout_s: how long the destination may be away.
         manifests: their folder. The client may read a mover's lines before the mover has synced them, and a *done* line
             must not outlive them, so they are synced first.
-        what: it is, in messages.
+        trouble: how `trouble` reads.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float, manifests: Path | None = None, what: str = "ledger") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float,
+        manifests: Path | None = None,
+        trouble: str = "the ledger {path} cannot be written: {reason}",
+    ) -> None:
         self.path = path
-        self._what = what
+        self._trouble_text = trouble
         self._manifests = manifests
         self.trouble = ""
         self._timeout_s = timeout_s
@@ -81,7 +88,7 @@ class LedgerLog:
             try:
                 await anyio.to_thread.run_sync(self.write_now, lines)
             except OSError as error:
-                self.trouble = f"the {self._what} {self.path} cannot be written: {error.strerror or error}"
+                self.trouble = self._trouble_text.format(path=self.path, reason=error.strerror or error)
                 if anyio.current_time() >= give_up_s:
                     raise DestinationBroken(path=self.path, reason=error.strerror or error) from None
                 await anyio.sleep(_RETRY_S)

@@ -230,7 +230,9 @@ class Session:
         if len(known):
             self._progress.say(f"answers    {len(known):,} of earlier runs are known")
         log = LedgerLog(
-            paths.responses_file(self._run), timeout_s=self._settings.mover_timeout_s, what="file of answers"
+            paths.responses_file(self._run),
+            timeout_s=self._settings.mover_timeout_s,
+            trouble="the file of answers {path} cannot be written: {reason}",
         )
         self._answers = known, log
 
