@@ -1,4 +1,4 @@
-"""docs/field-reports.md and docs/security.md name tests, and each of them exists."""
+"""Pages of docs/ that name tests, and each of them exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ROOT / "docs" / "field-reports.md"
-PAGES = [REPORTS, ROOT / "docs" / "security.md"]
+PAGES = [REPORTS, ROOT / "docs" / "security.md", ROOT / "docs" / "architecture.md"]
 NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
 
 
