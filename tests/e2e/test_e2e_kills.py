@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -81,11 +80,6 @@ def read_sent(dataset: Path) -> Sent:
     return Sent(*map(frozenset, sets))
 
 
-def answered(server: Server) -> int:
-    """Requests for generation in the server's own access log, ours and the warm-up's."""
-    return server.log.read_text(errors="replace").count('"POST /generate')
-
-
 @pytest.fixture
 def reference(references: Callable[..., Reference]) -> Reference:
     return references("tiny-llama", BOUNDARIES)
@@ -134,7 +128,7 @@ def test_client_killed_at_random_moments(
         for trial in range(2 * KILLS):
             name = f"trial-{trial}"
             dataset = destination / name
-            before = answered(server)
+            before = server.answered()
             client = started(prompts, server, log, name)
             wait_for_a_moment(draw, client, dataset)
             kills += client.poll() is None
@@ -149,7 +143,7 @@ def test_client_killed_at_random_moments(
             assert len(sent.rids) == SAMPLES + len(killed.open) - len(sent.adopted)
             assert sent.adopted <= killed.open
             # The server's own word: nothing was asked for that the ledger does not know.
-            assert answered(server) - before <= len(sent.rids)
+            assert server.answered() - before <= len(sent.rids)
             assert killed.done <= sent.done
             if kills == KILLS // 2:
                 break
@@ -230,7 +224,7 @@ def test_server_killed_at_random_moments(
                     ended(client, log)  # nothing was left to disturb, and a start of the server costs half a minute
                     continue
                 kills += 1
-                kill_server(server)
+                server.kill()
                 server = start(server.port)
                 # The client waits for the server and goes on; its lost requests are sent again.
                 ended(client, log)
@@ -245,13 +239,6 @@ def test_server_killed_at_random_moments(
             assert_scratch_drained(mover, server)
         finally:
             server.stop()
-
-
-def kill_server(server: Server) -> None:
-    """SIGKILL to every process of the launch: main, scheduler, detokenizer."""
-    group = os.getpgid(server.scheduler_pids()[0])
-    os.killpg(group, signal.SIGKILL)
-    wait_until(lambda: not server.scheduler_pids(), timeout_s=30, what="the end of the killed server")
 
 
 def assert_scratch_drained(mover: MoverProcess, server: Server) -> None:

@@ -94,6 +94,10 @@ class Server:
         except OSError:
             return False
 
+    def answered(self) -> int:
+        """Requests for generation in the server's own access log, ours and the warm-up's."""
+        return self.log.read_text(errors="replace").count('"POST /generate')
+
     def parts(self) -> list[str]:
         """Names of the part files in scratch."""
         return sorted(name for name in os.listdir(self.scratch) if name.startswith("hs-"))
@@ -101,6 +105,11 @@ class Server:
     def scheduler_pids(self) -> list[int]:
         """Processes of the scheduler ranks, by their live markers."""
         return [marker.pid for marker in ControlFolder(self.scratch).live_markers(port=self.port)]
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the launch: main, scheduler, detokenizer."""
+        os.killpg(os.getpgid(self.scheduler_pids()[0]), signal.SIGKILL)
+        wait_until(lambda: not self.scheduler_pids(), timeout_s=30, what="the schedulers' end")
 
     def stop(self) -> subprocess.CompletedProcess[str]:
         """`hs-server stop`."""

@@ -1,0 +1,78 @@
+"""Two real servers, each with a scratch and a mover of its own, one dataset; one of them is killed for good."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from chain import Server, launch_server, running_mover, start_client, wait_until
+from checker import Reference, check_dataset
+from prompt_files import mixed_rows, write_rows
+from small_tmpfs import small_tmpfs
+from tiny_models import tiny_model
+
+pytestmark = pytest.mark.sglang
+
+BOUNDARIES = (1, 4, 7)
+SAMPLES = 150
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Server]]:
+    """Started at the same time, since each waits more than it works."""
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path / name for name in ("one", "two")]
+        scratches: list[Path] = []
+        for folder in folders:
+            folder.mkdir()
+            scratches.append(stack.enter_context(small_tmpfs(folder / "scratch", options="size=256m,mode=0700")))
+        model = tiny_model("tiny-llama")
+
+        def launch(scratch: Path, folder: Path) -> Server:
+            options, sglang = ["--boundaries", "1,4,7"], ["--chunked-prefill-size", "16"]
+            server, _ = launch_server(model, scratch, folder, options=options, sglang=sglang)
+            stack.callback(server.stop)
+            return server
+
+        with ThreadPoolExecutor() as pool:
+            servers = list(pool.map(launch, scratches, folders))
+        yield servers
+
+
+def test_one_of_two_servers_is_killed_for_good(
+    pair: list[Server], references: Callable[..., Reference], destination: Path, tmp_path: Path
+) -> None:
+    reference = references("tiny-llama", BOUNDARIES)
+    rows = [{"id": row["id"], "input_ids": list(reference.ids(row))} for row in mixed_rows(SAMPLES, seed=9)]
+    prompts, log = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "client.log"
+    stays, dies = pair
+    before = [server.answered() for server in pair]
+    with (
+        running_mover(stays.scratch, destination, tmp_path / "one"),
+        running_mover(dies.scratch, destination, tmp_path / "two"),
+    ):
+        also = ("--server", f"{dies.url}={dies.scratch}")
+        client = start_client(prompts, stays, log, *also, "--concurrency", "4")
+        wait_until(
+            lambda: client.poll() is not None or dies.answered() >= before[1] + 10,
+            timeout_s=120,
+            what="ten answers of the second server",
+            every_s=0.02,
+        )
+        dies.kill()
+        assert client.wait(180) == 0, log.read_text()
+        told = log.read_text()
+        assert f"{SAMPLES} done, 0 failed, 0 rejected" in told, told
+        wait_until(lambda: not dies.parts(), timeout_s=30, what="its parts to be moved")
+    check_dataset(destination / "prompts", prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES)
+    assert stays.parts() == []
+    # Both took part, the one that stayed had the rest.
+    assert dies.answered() >= before[1] + 10
+    assert stays.answered() - before[0] >= SAMPLES - (dies.answered() - before[1])
+    manifests = list((destination / "prompts" / "manifest").iterdir())
+    assert len(manifests) == 2
+    assert all(path.stat().st_size for path in manifests)
