@@ -153,11 +153,17 @@ def _round(progress: Progress, stage: Stage, reference: Reference, *, quick: boo
 
 
 def check(dataset: Path, prompts: Path, reference: Reference, number: int) -> tuple[Report, list[str]]:
-    """The independent checker's report of a round, and each of its faults as a line."""
+    """The independent checker's report of a round, and each of its faults as a line.
+
+    A part in quarantine is a fault too: the client sends its row again, and yet nothing that happens in a round may let a
+    part appear that is not whole.
+    """
     from checker import check_dataset
 
     report = check_dataset(dataset, prompts, reference, max_abs=_TOLERANCE)
     faults = [f"round {number}: {kind}: {line}" for kind, found in report.faults.items() for line in found]
+    quarantined = sorted(path for path in (dataset / "quarantine").rglob("*") if path.is_file())
+    faults += [f"round {number}: quarantined: {path.name}" for path in quarantined]
     if not faults and report.good != report.rows:
         faults.append(f"round {number}: {report.good} of {report.rows} rows are right")
     return report, faults

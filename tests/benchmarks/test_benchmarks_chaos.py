@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,11 @@ from benchmarks.results import load
 from hypothesis import given, strategies as st
 
 from checker import Reference
+from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import UsageError
-from tiny_models import tiny_model
+from hs_formats.names import Rid
+from part_factory import Record, dataset_info, write_dataset
+from tiny_models import HIDDEN_SIZE, tiny_model
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 5000), st.booleans())
@@ -89,3 +95,123 @@ def test_a_row_that_is_missing_is_a_fault(tmp_path: Path) -> None:
     report, faults = check(dataset, prompts, Reference(tiny_model("tiny-llama"), (1, 4, 7)), 7)
     assert (report.good, report.rows) == (0, 1)
     assert faults == ["round 7: lost: round-7.jsonl:1 'a': not done"]
+
+
+RUN = "0000abcd"
+
+
+def _parts(paths: DatasetPaths, row: int = 0) -> list[Path]:
+    return sorted((paths.data / RUN).rglob(f"hs-{RUN}-{row:08d}-*"))
+
+
+def _unlink_a_part(paths: DatasetPaths) -> None:
+    _parts(paths)[1].unlink()
+
+
+def _unlink_a_record(paths: DatasetPaths) -> None:
+    for path in _parts(paths):
+        path.unlink()
+
+
+def _cut_a_part(paths: DatasetPaths) -> None:
+    path = _parts(paths)[0]
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _leave_a_temporary(paths: DatasetPaths) -> None:
+    path = _parts(paths)[0]
+    shutil.copy(path, path.with_name(f".{path.name}.host-src.tmp"))
+
+
+def _move_a_part(paths: DatasetPaths) -> None:
+    path = _parts(paths)[0]
+    path.rename(path.with_name(path.name.replace("00000000-00.t", "00000000-01.t")))
+
+
+def _forget_a_done_line(paths: DatasetPaths) -> None:
+    ledger = paths.ledger_file(RUN)
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'"done"' not in line or b'"r0"' not in line]
+    assert len(kept) == len(lines) - 1
+    ledger.write_bytes(b"".join(kept))
+
+
+def _quarantine_a_part(paths: DatasetPaths) -> None:
+    paths.quarantine.mkdir()
+    (paths.quarantine / _parts(paths)[0].name).write_bytes(b"half")
+
+
+Spoil = Callable[[list[Record]], list[Record]]
+
+
+def _twice(records: list[Record]) -> list[Record]:
+    return [*records, replace(records[0], rid=Rid("0000abce", 0, 0))]
+
+
+def _exchanged(records: list[Record]) -> list[Record]:
+    one, other = (replace(records[at], states=records[1 - at].states) for at in (0, 1))
+    return [one, other, *records[2:]]
+
+
+def _shifted(records: list[Record]) -> list[Record]:
+    return [replace(records[0], states=records[0].states.roll(1, 0)), *records[1:]]
+
+
+def _of_no_row(records: list[Record]) -> list[Record]:
+    return [*records, replace(records[0], sample_id="x", rid=Rid(RUN, 99, 0))]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(tiny_model("tiny-llama"), (1, 4, 7))
+
+
+def _checked(
+    folder: Path, reference: Reference, spoil: Spoil = list, harm: Callable[[DatasetPaths], None] = lambda _: None
+) -> list[str]:
+    """The faults of a round of three rows of equal length, each in two parts, that was spoiled."""
+    rows = [tuple(range(10 + 20 * row, 22 + 20 * row)) for row in range(3)]
+    prompts = folder / "round-7.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"r{row}", "input_ids": ids}) + "\n" for row, ids in enumerate(rows)))
+    records = [
+        Record(sample_id=f"r{row}", rid=Rid(RUN, row, 0), ids=ids, states=reference.states(ids), cuts=[5])
+        for row, ids in enumerate(rows)
+    ]
+    info = dataset_info(boundaries=[1, 4, 7], hidden_size=HIDDEN_SIZE)
+    paths = write_dataset(folder / "round-7", spoil(records), info=info)
+    harm(paths)
+    return check(paths.root, prompts, reference, 7)[1]
+
+
+def test_a_good_round_has_no_fault(tmp_path: Path, reference: Reference) -> None:
+    assert _checked(tmp_path, reference) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "kinds"),
+    [
+        (_unlink_a_part, {"partial"}),
+        (_unlink_a_record, {"lost"}),
+        (_forget_a_done_line, {"lost"}),
+        (_cut_a_part, {"damaged", "partial"}),
+        (_move_a_part, {"damaged", "partial"}),
+        (_leave_a_temporary, {"damaged"}),
+        (_quarantine_a_part, {"quarantined"}),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_harm_to_files_and_books_is_found(
+    tmp_path: Path, reference: Reference, harm: Callable[[DatasetPaths], None], kinds: set[str]
+) -> None:
+    faults = _checked(tmp_path, reference, harm=harm)
+    assert {fault.split(": ")[1] for fault in faults} == kinds
+    assert all(fault.startswith("round 7: ") for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [(_twice, "doubled"), (_exchanged, "swapped"), (_shifted, "wrong"), (_of_no_row, "unexpected")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_records_that_are_wrong_are_found(tmp_path: Path, reference: Reference, spoil: Spoil, kind: str) -> None:
+    assert {fault.split(": ")[1] for fault in _checked(tmp_path, reference, spoil=spoil)} == {kind}
