@@ -155,8 +155,8 @@ def _round(progress: Progress, stage: Stage, reference: Reference, *, quick: boo
 def check(dataset: Path, prompts: Path, reference: Reference, number: int) -> tuple[Report, list[str]]:
     """The independent checker's report of a round, and each of its faults as a line.
 
-    A part in quarantine is a fault too: the client sends its row again, and yet nothing that happens in a round may let a
-    part appear that is not whole.
+    A part in quarantine is a fault too: the client sends its row again, and yet nothing that happens in a round may
+    let a part appear that is not whole.
     """
     from checker import check_dataset
 
