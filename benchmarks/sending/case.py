@@ -32,6 +32,7 @@ _SAMPLE_S = 1.0
 _KEPT_SAMPLES = 600
 _IDS = 16
 _DATASET = "prompts"
+_KEPT_FACTS = ("samples", "seconds", "requests", "retried", "latency_p50_s", "latency_p95_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,12 @@ def _measure(work: Path, count: int, concurrency: int) -> dict[str, Any]:
             client.wait()
         if not (work / "summary.json").exists():
             raise HsError(f"the client did not finish: {log.read_text()[-2000:]}")
+    summary = json.loads((work / "summary.json").read_bytes())
     step = max(1, -(-len(samples) // _KEPT_SAMPLES))
     return {
         "exit_code": client.returncode,
         "load_average": round(load, 1),
-        "summary": json.loads((work / "summary.json").read_bytes()),
+        "summary": {name: summary[name] for name in _KEPT_FACTS},
         "ledger_bytes": sum(path.stat().st_size for path in (dst / _DATASET / "ledger").iterdir()),
         "tenths": [asdict(tenth) for tenth in tenths([(s.at_s, s.sent, s.cpu_s, s.mib) for s in samples], count)],
         "samples": [[s.at_s, s.sent, s.cpu_s, s.mib] for s in samples[::step]],
