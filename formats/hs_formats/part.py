@@ -10,7 +10,7 @@ Standard library only: SGLang's scheduler processes import this module.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import IO, Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -111,38 +111,43 @@ def parse_struct(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         FormatError: names the first field that is missing or of another type.
     """
-    hints = _hints(cast("Any", kind))
     values: dict[str, Any] = {}
-    for field in fields(cast("Any", kind)):
-        if field.name not in data:
-            if field.default is field.default_factory:
-                raise FormatError(f"field {field.name!r} is missing")
+    for name, required, fits in _checks(cast("Any", kind)):
+        if name not in data:
+            if required:
+                raise FormatError(f"field {name!r} is missing")
             continue
-        if not _fits(data[field.name], hints[field.name]):
-            shown = repr(data[field.name])
-            raise FormatError(f"field {field.name!r} is {shown if len(shown) <= 120 else shown[:120] + '…'}")
-        values[field.name] = data[field.name]
+        value = data[name]
+        if not fits(value):
+            shown = repr(value)
+            raise FormatError(f"field {name!r} is {shown if len(shown) <= 120 else shown[:120] + '…'}")
+        values[name] = value
     return kind(**values)
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _checks(kind: type) -> list[tuple[str, bool, Callable[[object], bool]]]:
+    """Of each field its name, whether it must be there, and the check of its value."""
+    hints = get_type_hints(kind)
+    return [(item.name, item.default is item.default_factory, _check(hints[item.name])) for item in fields(kind)]
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _check(hint: Any) -> Callable[[object], bool]:
     if isinstance(hint, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
+        options = [_check(option) for option in get_args(hint)]
+        return lambda value: any(fits(value) for fits in options)
     origin = get_origin(hint)
     if origin is list:
-        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+        item_fits = _check(get_args(hint)[0])
+        return lambda value: isinstance(value, list) and all(map(item_fits, value))
     if origin is dict:
-        return isinstance(value, dict)
+        return lambda value: isinstance(value, dict)
     if origin is not None:  # Literal
-        return value in get_args(hint)
+        allowed = get_args(hint)
+        return lambda value: value in allowed
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is hint
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+    return lambda value: type(value) is hint
 
 
 @dataclass(frozen=True, slots=True)

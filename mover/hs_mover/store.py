@@ -7,6 +7,7 @@ it is, so a crash or an error at any point only means that the same part is look
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -28,11 +29,15 @@ from hs_mover.task import Identity, Known, LeftAlone, Outcome, Reference, Source
 from hs_mover.written import Written, drop, put_in_place, sync_file, write_file
 
 __all__ = [
+    "PartWork",
     "manifest_line",
     "run_task",
 ]
 
 _FLOATS = ("bfloat16", "float16", "float32")
+
+_WHOLE_BYTES = 256 << 10
+"""A part of at most so many bytes is read in one call, before anything is known of it."""
 
 
 def run_task(task: Task) -> Outcome:
@@ -56,19 +61,28 @@ def run_task(task: Task) -> Outcome:
             raise LeftAlone("is not a regular file")
         if found.st_uid != os.geteuid():
             raise LeftAlone(f"belongs to user {found.st_uid}, not to {os.geteuid()}")
-        return _Work(task, fd, Identity.of(found)).run()
+        return _work(task, fd, Identity.of(found)).run()
     finally:
         os.close(fd)
 
 
-class _Work:
-    """One pass over one open source."""
+def _work(task: Task, fd: int, identity: Identity) -> PartWork:
+    if task.destination.local:
+        return PartWork(task, fd, identity)
+    from hs_mover.remote_work import RemoteWork
+
+    return RemoteWork(task, fd, identity)
+
+
+class PartWork:
+    """One pass over one open source, into a folder."""
 
     def __init__(self, task: Task, fd: int, identity: Identity) -> None:
         self.task = task
         self.fd = fd
         self.identity = identity
         self.size = identity.size_bytes
+        self._whole = b""
 
     def run(self) -> Outcome:
         try:
@@ -79,6 +93,15 @@ class _Work:
         digest = PartDigest(info)
         if self.task.known is not None:
             return self._again(digest, info)
+        before = self.stored_before(digest, info)
+        if before is not None:
+            return before
+        if self.task.reference is not None:
+            return self._compare(self.task.reference, digest, info)
+        return self._store(digest, info)
+
+    def stored_before(self, digest: PartDigest, info: PartInfo) -> Outcome | None:
+        """What is to be done where the destination has a file of this name already; None where it has none."""
         # The codec may be another one than when it was stored.
         for suffix in dict.fromkeys([self.task.codec.suffix, *(codec.suffix for codec in CODECS.values())]):
             final, relative = self._place(suffix)
@@ -87,16 +110,18 @@ class _Work:
                 if known is not None:
                     return self._again(digest, info, known)
                 return self._adopt(final, relative, digest, info)
-        if self.task.reference is not None:
-            return self._compare(self.task.reference, digest, info)
-        return self._store(digest, info)
+        return None
 
     # -- reading
 
     def _inspect(self) -> PartInfo:
         try:
-            with os.fdopen(os.dup(self.fd), "rb") as file:
-                info = inspect_part(file, self.task.name)
+            if self.size <= _WHOLE_BYTES:
+                self._whole = os.pread(self.fd, self.size, 0)
+                info = inspect_part(io.BytesIO(self._whole), self.task.name)
+            else:
+                with os.fdopen(os.dup(self.fd), "rb") as file:
+                    info = inspect_part(file, self.task.name)
         except FormatError as error:
             raise BadPart(str(error)) from error
         except (NotImplementedError, RuntimeError, OverflowError, zipfile.LargeZipFile, OSError) as error:
@@ -124,9 +149,16 @@ class _Work:
     def _pieces(self, digest: PartDigest, *, paced: bool = True) -> Iterable[memoryview]:
         try:
             pace = self.task.pace if paced else _no_pace
-            yield from read_pieces(lambda into, at: os.preadv(self.fd, [into], at), self.size, digest, pace=pace)
+            yield from read_pieces(self._read_into, self.size, digest, pace=pace)
         except OSError as error:
             raise SourceError(str(error)) from error
+
+    def _read_into(self, into: memoryview, at: int) -> int:
+        known = self._whole[at : at + len(into)]
+        if known:
+            into[: len(known)] = known
+            return len(known)
+        return os.preadv(self.fd, [into], at)
 
     def _read_through(self, digest: PartDigest) -> None:
         lap_s = time.monotonic()
@@ -221,29 +253,35 @@ class _Work:
         self, reason: str, digest: PartDigest, info: PartInfo | None, *, flags: list[str] | None = None
     ) -> Outcome:
         """Keep the bytes as they are, beside a note that says why."""
-        paths, name, known = self.task.paths, self.task.name, self.task.known
+        known = self.task.known
         digest = PartDigest(info)
         for _ in self._pieces(digest, paced=False):
             pass
         self._unchanged()
         if known is not None and known.xxh3 == digest.xxh3:
             return Outcome(identity=self.identity, line=None, note="was stored before")
-        root = self.task.destination.unclaimed(name.rid.run) if paths is None else paths.root
-        folder = root / "quarantine"
-        self.task.destination.make(folder)
-        kept = self._quarantine_name(folder, digest.xxh3)
-        if not kept.exists():
-            self._keep(kept, reason, digest.xxh3)
+        path, folder = self.keep_bad(reason, digest.xxh3)
         return self._outcome(
             "quarantined",
             digest,
             info,
-            path=f"quarantine/{kept.name}",
+            path=path,
             stored_bytes=self.size,
             folder=folder,
             reason=reason,
             flags=flags,
         )
+
+    def keep_bad(self, reason: str, xxh3: str) -> tuple[str, Path | None]:
+        """Keep the source's bytes; returns the path for the manifest line, and the folder to sync."""
+        paths, name = self.task.paths, self.task.name
+        root = self.task.destination.unclaimed(name.rid.run) if paths is None else paths.root
+        folder = root / "quarantine"
+        self.task.destination.make(folder)
+        kept = self._quarantine_name(folder, xxh3)
+        if not kept.exists():
+            self._keep(kept, reason, xxh3)
+        return f"quarantine/{kept.name}", folder
 
     def _quarantine_name(self, folder: Path, xxh3: str) -> Path:
         """A free name, or that of the same bytes from before a crash."""
@@ -254,7 +292,7 @@ class _Work:
             kept = folder / f"{self.task.name}.{count}"
         return kept
 
-    def _keep(self, kept: Path, reason: str, xxh3: str) -> None:
+    def _note(self, reason: str, xxh3: str) -> bytes:
         note = {
             "part": str(self.task.name),
             "reason": reason,
@@ -263,7 +301,10 @@ class _Work:
             "mover": self.task.mover_id,
             "at": _now(),
         }
-        text = json.dumps(note, indent=1).encode() + b"\n"
+        return json.dumps(note, indent=1).encode() + b"\n"
+
+    def _keep(self, kept: Path, reason: str, xxh3: str) -> None:
+        text = self._note(reason, xxh3)
         for final, pieces in (
             (kept.with_name(f"{kept.name}.reason.json"), [text]),
             (kept, self._pieces(PartDigest(None), paced=False)),

@@ -33,25 +33,26 @@ class Workers:
         self._syncer = syncer
         self._wake = wake
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._futures: dict[Future[None], Waiting] = {}
+        self._futures: dict[str, tuple[Future[None], Waiting]] = {}
 
     def submit(self, part: Waiting, task: Task) -> None:
         """Have `task` done."""
-        self._futures[self._pool.submit(self._work, part, task)] = part
+        self._futures[str(part.name)] = self._pool.submit(self._work, part, task), part
 
     def results(self) -> Iterator[Result]:
         """What has come in; never waits."""
         while True:
             try:
-                yield self._results.get_nowait()
+                result = self._results.get_nowait()
             except queue.Empty:
-                break
-        self._futures = {future: part for future, part in self._futures.items() if not future.done()}
+                return
+            self._futures.pop(str(result.part.name), None)
+            yield result
 
     def cancel_waiting(self) -> list[Waiting]:
         """Take back what no thread has begun."""
-        cancelled = [future for future in self._futures if future.cancel()]
-        return [self._futures.pop(future) for future in cancelled]
+        cancelled = [name for name, (future, _) in self._futures.items() if future.cancel()]
+        return [self._futures.pop(name)[1] for name in cancelled]
 
     def _work(self, part: Waiting, task: Task) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,9 @@ from hs_formats.durable import write_all
 from hs_mover.meter import Meter
 
 __all__ = ["Written", "drop", "put_in_place", "sync_file", "temporary_suffix", "write_file"]
+
+_GATHERED_BYTES = 1 << 20
+"""Pieces are gathered up to about so many bytes, so that a small part is written by one call."""
 
 _WRITE_BACK_BYTES = 8 << 20
 """The disk is set to work after so many bytes, so that the sync at the end has little left to wait for."""
@@ -38,7 +41,7 @@ def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: s
 
     Args:
         final: where the file is to be.
-        pieces: its bytes; time spent in making them counts as encoding.
+        pieces: its bytes, each as it stays; time spent in making them counts as encoding.
         mover_id: names the temporary.
         meter: told where the time went.
 
@@ -55,9 +58,9 @@ def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: s
     size_bytes = begun = 0
     try:
         lap_s = time.monotonic()
-        for piece in pieces:
+        for gathered in _gathered(pieces):
             encoded_s = time.monotonic()
-            size_bytes += write_all(fd, [piece])
+            size_bytes += write_all(fd, gathered)
             if size_bytes - begun >= _WRITE_BACK_BYTES:
                 begin_write_back(fd, begun, size_bytes - begun)
                 begun = size_bytes
@@ -70,6 +73,18 @@ def write_file(final: Path, pieces: Iterable[bytes | memoryview], *, mover_id: s
         drop(Written(fd, temporary, final, size_bytes))
         raise
     return Written(fd, temporary, final, size_bytes)
+
+
+def _gathered(pieces: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    waiting: list[bytes | memoryview] = []
+    size_bytes = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size_bytes += len(piece)
+        if size_bytes >= _GATHERED_BYTES:
+            yield waiting
+            waiting, size_bytes = [], 0
+    yield waiting
 
 
 def begin_write_back(fd: int, offset: int, count: int) -> None:
