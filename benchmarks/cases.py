@@ -11,6 +11,7 @@ __all__ = ["NAMES", "Case", "find_case"]
 
 NAMES = (
     "throughput",
+    "peers",
     "equality",
     "stall",
     "client",
@@ -26,7 +27,10 @@ NAMES = (
 
 
 class Case(Protocol):
-    """What a case's module offers. Importing it must be cheap: nothing beyond the standard library and ours."""
+    """What a case's module offers. Importing it must be cheap: nothing beyond the standard library and ours.
+
+    One whose runs add up also has ``merge(records)``: results that are alike, oldest first, as one.
+    """
 
     QUESTION: str
     """One line for the list."""

@@ -50,20 +50,26 @@ class Drain:
         self._stop.set()
         self._thread.join()
 
-    def missing(self, prompts: Mapping[str, int], *, ranks: Iterable[int] = (0,)) -> list[str]:
-        """Which of the records (request id → tokens) are not complete yet."""
+    def missing(self, prompts: Mapping[str, int], *, ranks: Iterable[int] = (0,), together: bool = False) -> list[str]:
+        """Which of the records (request id → tokens) are not complete yet: of each rank, or of all of them together."""
+        groups = [list(ranks)] if together else [[rank] for rank in ranks]
         with self._lock:
             return [
                 rid
                 for rid, tokens in prompts.items()
-                if not all(cover(tokens, self._ranges.get((rid, rank), [])).exact for rank in ranks)
+                if not all(
+                    cover(tokens, [part for rank in group for part in self._ranges.get((rid, rank), [])]).exact
+                    for group in groups
+                )
             ]
 
-    def wait_for(self, prompts: Mapping[str, int], *, timeout_s: float, ranks: Iterable[int] = (0,)) -> float:
+    def wait_for(
+        self, prompts: Mapping[str, int], *, timeout_s: float, ranks: Iterable[int] = (0,), together: bool = False
+    ) -> float:
         """Wait until all records are complete; returns the seconds it took. Those that do not come are a problem."""
         began = time.perf_counter()
         wanted = list(ranks)
-        while left := self.missing(prompts, ranks=wanted):
+        while left := self.missing(prompts, ranks=wanted, together=together):
             if time.perf_counter() - began > timeout_s:
                 self.problems.append(f"{len(left)} records incomplete after {timeout_s} s, such as {left[0]}")
                 break

@@ -1,4 +1,4 @@
-"""The front door: ``python -m benchmarks list | run NAME | report``.
+"""The front door: ``python -m benchmarks list | run NAME | report | sizing``.
 
 `run` measures and writes a result file; `report` renders the newest valid results into tables, plots and the READMEs.
 They are apart because a GPU machine measures and the repository is elsewhere.
@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cases import NAMES, find_case
+from benchmarks.checkout import ROOT
 from benchmarks.machine import NotHere
-from benchmarks.results import RESULTS, latest, load, write_latest
+from benchmarks.results import RESULTS, alike, latest, load, write_between_marks, write_latest
+from benchmarks.sizing import KIMI, Model, Plan, newest_sources, read_sources, sizing_text
 from hs_formats.errors import HsError, UsageError
 
-__all__ = ["main", "make_parser"]
+__all__ = ["SIZING", "main", "make_parser"]
+
+SIZING = ROOT / "docs" / "sizing.md"
 
 _DESCRIPTION = """\
 Benchmarks and long checks, each a folder with its question and method in README.md. A run with failed requests
@@ -34,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "report":
             for name in options.names or NAMES:
                 _report(name, options.results)
+            if options.results == RESULTS:
+                sources = newest_sources()
+                write_between_marks(SIZING, sizing_text(sources, read_sources(sources)))
+        elif options.command == "sizing":
+            sys.stdout.write(_sizing(options))
         elif options.name == "all":
             return _run_all(options)
         else:
@@ -67,10 +76,37 @@ def make_parser() -> argparse.ArgumentParser:
             case.add_argument("--skip", nargs="+", default=[], choices=NAMES, metavar="NAME", help="cases to leave out")
         else:
             find_case(name).add_arguments(case)
+    _add_sizing(commands.add_parser("sizing", help="hours, TB and cores of a large run, computed from the results"))
     report = commands.add_parser("report", help="tables and plots of the newest valid results, into the READMEs")
     report.add_argument("names", nargs="*", metavar="NAME", choices=[[], *NAMES], help="cases (default: all)")
     report.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the results are")
     return parser
+
+
+def _add_sizing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=KIMI.name, metavar="NAME", help=f"for the text ({KIMI.name})")
+    parser.add_argument("--hidden", type=int, default=KIMI.hidden, metavar="H", help=f"hidden size ({KIMI.hidden})")
+    parser.add_argument("--slots", type=int, default=KIMI.slots, metavar="N", help=f"states a token ({KIMI.slots})")
+    parser.add_argument(
+        "--active", type=float, default=KIMI.active_billions, metavar="B",
+        help=f"billions of parameters that a token meets ({KIMI.active_billions:g})",
+    )  # fmt: skip
+    parser.add_argument("--samples", type=int, nargs="+", default=[10_000, 1_000_000], metavar="N")
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a sample on average (4096)")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="H200 of the server (8)")
+    parser.add_argument(
+        "--together", type=float, default=0.5, metavar="F", help="part of N times one GPU that they reach (0.5)"
+    )
+
+
+def _sizing(options: argparse.Namespace) -> str:
+    numbers = (options.hidden, options.slots, options.active, *options.samples, options.tokens, options.gpus)
+    if min(numbers) <= 0 or not 0 < options.together <= 1:
+        raise UsageError("sizes must be above 0, and --together not above 1")
+    model = Model(name=options.model, hidden=options.hidden, slots=options.slots, active_billions=options.active)
+    plan = Plan(tokens=options.tokens, gpus=options.gpus, together=options.together)
+    sources = newest_sources()
+    return sizing_text(sources, read_sources(sources), model=model, plan=plan, samples=options.samples)
 
 
 def _run_all(options: argparse.Namespace) -> int:
@@ -105,7 +141,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
 def _report(name: str, folder: Path) -> None:
     case = find_case(name)
     sections: list[str] = []
-    for path, record in latest(name, folder):
+    merge = getattr(case, "merge", None)  # of a case whose runs add up
+    for path, newest in latest(name, folder):
+        record = newest if merge is None else merge(alike(newest, name, folder))
         picture = path.with_suffix(".png")
         case.plot(record, picture)
         shown = f"![{name}](../results/{name}/{picture.name})"

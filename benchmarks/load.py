@@ -12,8 +12,8 @@ import json
 import ssl
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,18 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request."""
+    """One request; `more` is put into its body."""
 
     rid: str
     input_ids: list[int]
     new_tokens: int = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> bytes:
         """The JSON of POST /generate."""
         sampling = {"max_new_tokens": self.new_tokens, "temperature": 0, "ignore_eos": True}
-        return json.dumps({"rid": self.rid, "input_ids": self.input_ids, "sampling_params": sampling}).encode()
+        body = {"rid": self.rid, "input_ids": self.input_ids, "sampling_params": sampling, **self.more}
+        return json.dumps(body).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +81,18 @@ def foreign_rids(count: int) -> list[str]:
     return [uuid.uuid4().hex for _ in range(count)]
 
 
-def drive(url: str, prompts: Sequence[Prompt], *, concurrency: int, timeout_s: float = 600.0) -> Load:
-    """Send all `prompts`, `concurrency` at a time, and wait for all answers."""
-    return asyncio.run(_drive(url, prompts, concurrency=concurrency, timeout_s=timeout_s))
+Take = Callable[[Prompt, bytes], str | None]
+"""What is done with a good answer while the clock runs; returns what is wrong with it, if anything."""
 
 
-async def _drive(url: str, prompts: Sequence[Prompt], *, concurrency: int, timeout_s: float) -> Load:
+def drive(
+    url: str, prompts: Sequence[Prompt], *, concurrency: int, timeout_s: float = 600.0, take: Take | None = None
+) -> Load:
+    """Send all `prompts`, `concurrency` at a time, and wait for all answers, each of which is given to `take`."""
+    return asyncio.run(_drive(url, prompts, concurrency=concurrency, timeout_s=timeout_s, take=take))
+
+
+async def _drive(url: str, prompts: Sequence[Prompt], *, concurrency: int, timeout_s: float, take: Take | None) -> Load:
     import httpx
 
     work = iter([(prompt, prompt.body()) for prompt in prompts])
@@ -106,6 +114,8 @@ async def _drive(url: str, prompts: Sequence[Prompt], *, concurrency: int, timeo
                     f"{url}/generate", content=body, headers={"content-type": "application/json"}
                 )
                 problem = _problem(prompt, response.status_code, response.content)
+                if take is not None and not problem:
+                    problem = take(prompt, response.content)
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
             latencies_s.append(time.perf_counter() - began)

@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.checkout import ROOT
 from hs_formats.durable import replace_file
 
-__all__ = ["RESULTS", "ResultFile", "latest", "load", "write_latest"]
+__all__ = ["RESULTS", "ResultFile", "alike", "latest", "load", "write_between_marks", "write_latest"]
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -33,6 +33,9 @@ class ResultFile:
         folder: results go to ``<folder>/<case>/``.
         label: tells apart what is measured with the same case on one machine, such as the model.
         quick: the short form: shapes, no figures.
+
+    Attributes:
+        head: what each result says of itself: case, machine, versions, commit.
     """
 
     def __init__(self, case: str, folder: Path, *, label: str = "", quick: bool = False) -> None:
@@ -43,7 +46,7 @@ class ResultFile:
         )
         self.path = _unused(folder / case / f"{name}.json")
         self._started_s = time.monotonic()
-        self._head = {
+        self.head: dict[str, Any] = {
             "case": case,
             "format": "hs-benchmark",
             "version": _VERSION,
@@ -61,7 +64,7 @@ class ResultFile:
         """Replace the file. A run with problems is invalid: its figures are kept for diagnosis and never shown."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         record = {
-            **self._head,
+            **self.head,
             "seconds": round(time.monotonic() - self._started_s, 1),
             "complete": complete,
             "valid": complete and not problems,
@@ -82,16 +85,37 @@ def load(path: Path) -> dict[str, Any]:
 def latest(case: str, folder: Path = RESULTS) -> list[tuple[Path, dict[str, Any]]]:
     """The newest valid full result of `case` for each machine and label."""
     found: dict[tuple[str, str], tuple[Path, dict[str, Any]]] = {}
-    records = [(path, load(path)) for path in (folder / case).glob("*.json")]
-    for path, record in sorted(records, key=lambda item: (item[1]["started_at"], _number(item[0]))):
+    for path, record in _by_age(case, folder):
         if record["valid"] and not record["quick"]:
             found[str(record["machine"]["name"]), str(record.get("label", ""))] = (path, record)
     return [found[key] for key in sorted(found)]
 
 
+def alike(record: Mapping[str, Any], case: str, folder: Path) -> list[dict[str, Any]]:
+    """The valid results of `case`, oldest first, that may be put together with `record`; once saved it is one of them.
+
+    They are of the same machine, code, SGLang, label and parameters, and as long or short.
+    """
+    return [other for _, other in _by_age(case, folder) if other["valid"] and _kind(other) == _kind(record)]
+
+
+def _kind(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    head = record["machine"]["name"], record["commit"], record["versions"].get("sglang"), record["quick"]
+    return *head, record.get("label", ""), json.dumps(record["parameters"], sort_keys=True, default=_plain)
+
+
+def _by_age(case: str, folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    records = [(path, load(path)) for path in (folder / case).glob("*.json")]
+    return sorted(records, key=lambda item: (item[1]["started_at"], _number(item[0])))
+
+
 def write_latest(case: str, text: str) -> None:
     """Put `text` where the README of `case` shows its latest result."""
-    readme = ROOT / "benchmarks" / case / "README.md"
+    write_between_marks(ROOT / "benchmarks" / case / "README.md", text)
+
+
+def write_between_marks(readme: Path, text: str) -> None:
+    """Put `text` where `readme` shows the latest result."""
     before = readme.read_text(encoding="utf-8")
     body = f"{_BEGIN}\n\n{text.strip()}\n\n{_END}"
     after = re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", lambda _: body, before, flags=re.DOTALL)

@@ -28,7 +28,8 @@ from benchmarks import machine, witness
 from benchmarks.checkout import ROOT, server_path, use_test_support
 from benchmarks.load import Vocabulary
 from hs_formats.control import CaptureStatistics, ControlFolder, Marker
-from hs_formats.errors import ServerLost, UsageError
+from hs_formats.errors import PreflightError, ServerLost, UsageError
+from hs_server.preflight import check_port
 
 __all__ = ["DUMMIES", "Plugin", "Server", "Target", "add_target_arguments", "target_of"]
 
@@ -42,6 +43,7 @@ _OF_BENCHMARKS = ("hs_bench_weights", "hs_bench_witness")  # by checkout.server_
 _DUMMY_ARGUMENTS = ("--load-format", "dummy", "--skip-tokenizer-init")
 _STATISTICS_AGE_S = 1.5
 _GENTLE_STOP_S = 1.0
+_PORT_S = 20.0
 _STOP_S = 60.0
 
 
@@ -128,6 +130,18 @@ def _without_capture(environment: Mapping[str, str]) -> str:
     return ",".join(dict.fromkeys(name for name in (*names, *_OF_BENCHMARKS) if name != _CAPTURE_PLUGIN))
 
 
+def _wait_for_port(port: int) -> None:
+    """The threads of a server that was killed may hold its port for a moment when it is a zombie already."""
+    end_s = time.monotonic() + _PORT_S
+    while time.monotonic() < end_s:
+        try:
+            check_port("127.0.0.1", port)
+        except PreflightError:
+            time.sleep(0.2)
+        else:
+            return
+
+
 class Server:
     """A server from start to stop; a context manager.
 
@@ -188,6 +202,7 @@ class Server:
         if self._plugin == "capture":
             self.scratch.parent.mkdir(parents=True, exist_ok=True)
         said = self.target.work / f"{self.name}.launch.log"
+        _wait_for_port(self.target.port)
         started = time.monotonic()
         with said.open("wb") as output:
             self._process = subprocess.Popen(

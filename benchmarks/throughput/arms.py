@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.drain import Drain
 from benchmarks.load import Load, Prompt, Vocabulary, drive, foreign_rids, our_rids
+from benchmarks.patched import patched_environment
 from benchmarks.serving import Plugin, Server, Target
 from hs_formats.control import CaptureStatistics
 
@@ -25,11 +26,13 @@ _DECODE_ENOUGH_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Graphs on (SGLang's default) or off, and the state of the plugin."""
+    """Graphs on (SGLang's default) or off, and the state of the plugin; with `source` SGLang is patched instead, for
+    models of DeepSeek's kind."""
 
     name: str
     graphs: bool
     plugin: Plugin
+    source: bool = False
 
 
 ARMS: dict[str, Arm] = {
@@ -42,6 +45,7 @@ ARMS: dict[str, Arm] = {
         Arm("off-none", False, "none"),
         Arm("off-capture", False, "capture"),
         Arm("off-dormant", False, "dormant"),
+        Arm("source", True, "capture", source=True),
     )
 }
 
@@ -67,7 +71,8 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class ArmResult:
-    """Samples of one arm. `ours` and `foreign` are tokens/s of blocks whose requests are, or are not, captured."""
+    """Samples of one arm. `ours` and `foreign` are tokens/s of blocks whose requests are, or are not, captured; `again`
+    those of one block of foreign requests, and of the very same prompts once more."""
 
     name: str
     graphs: bool
@@ -75,6 +80,7 @@ class ArmResult:
     start_s: float = 0.0
     ours: list[float] = field(default_factory=list)
     foreign: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
     decode_tokens_per_s: list[float] = field(default_factory=list)
     latency_p50_s: list[float] = field(default_factory=list)
     latency_max_s: float = 0.0
@@ -122,7 +128,14 @@ def measure(arm: Arm, plan: Plan, target: Target) -> ArmResult:
     """
     arguments = () if arm.graphs or target.cpu else ("--disable-cuda-graph",)
     result = ArmResult(name=arm.name, graphs=arm.graphs, plugin=arm.plugin)
-    server = Server(target, name=arm.name, plugin=arm.plugin, arguments=arguments)
+    server = Server(
+        target,
+        name=arm.name,
+        plugin=arm.plugin,
+        arguments=arguments,
+        options=("--capture-mode", "source") if arm.source else (),
+        environment=patched_environment(target.work) if arm.source else None,
+    )
     try:
         with server:
             result.start_s = round(server.start_s, 1)
@@ -138,11 +151,20 @@ def measure(arm: Arm, plan: Plan, target: Target) -> ArmResult:
                     if number > 1 and plan.time_is_up():
                         break
                     result.foreign.append(_block(server, source.block(ours=False), plan, result).tokens_per_s)
+                _again(server, source, plan, result)
             _decode(server, source, plan, result)
             result.testimony = server.testimony()
     finally:
         server.remove_scratch()
     return result
+
+
+def _again(server: Server, source: _Source, plan: Plan, result: ArmResult) -> None:
+    """The same prompts twice: a server that is faster the second time has kept something of the first."""
+    prompts = source.block(ours=False)
+    for rids in ([item.rid for item in prompts], foreign_rids(len(prompts))):
+        repeated = [replace(item, rid=rid) for item, rid in zip(prompts, rids, strict=True)]
+        result.again.append(_block(server, repeated, plan, result).tokens_per_s)
 
 
 def _alternate(server: Server, source: _Source, plan: Plan, result: ArmResult) -> None:

@@ -15,6 +15,8 @@ _RATIOS = {
     "dormant_ratio": "dormant plugin ÷ without",
     "decode_ratio": "decode of one stream, armed ÷ without the plugin",
     "graphs_ratio": "CUDA graphs on ÷ off, without the plugin",
+    "source_ratio": "source mode: capturing ÷ not capturing, blocks by turns in one server",
+    "source_total_ratio": "source mode, capturing ÷ server without the plugin, all graphs on",
 }
 
 
@@ -49,6 +51,11 @@ def table(record: dict[str, Any]) -> str:
                 )
     busiest = max(arm["generator_cpu_max"] for arm in record["arms"].values())
     lines += ["", f"The load generator used at most {busiest:.0%} of one core."]
+    again = [arm["again"][1] / arm["again"][0] for arm in record["arms"].values() if arm.get("again")]
+    if again and figures:
+        lines.append(
+            f"The same prompts sent once more took {1 / max(again):.3f} of the time or longer: nothing was cached."
+        )
     lines += _testimonies(record["arms"])
     if record["skipped_arms"]:
         lines.append(f"Not run, for lack of time: {', '.join(record['skipped_arms'])}.")

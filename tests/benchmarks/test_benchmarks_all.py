@@ -142,7 +142,7 @@ def test_stall_quick(tmp_path: Path) -> None:
     assert counts["lost"] == 0
     assert counts["given_up"] > 0
     assert counts["complete"] > 0
-    assert counts["complete"] + counts["given_up"] == counts["ours"]
+    assert counts["complete"] + counts["given_up"] + 2 == counts["ours"]  # two are sent when there is space again
 
 
 @pytest.mark.sglang
