@@ -100,7 +100,8 @@ def test_without_admission_scratch_does_fill_and_every_sample_is_accounted_for(s
             environment={"HS_TEST_NO_ADMISSION": "1"},
         )
         assert server.no_space > 0
-        assert ended.code == 1, ended.text
+        # 4 where the mover is so late that as many requests in a row fail as the breaker allows.
+        assert ended.code in (1, 4), ended.text
         assert "capture failed" in ended.text
         again = client(server, tmp_path / "p.jsonl", timeout_s=120)
     assert again.code == 0, again.text

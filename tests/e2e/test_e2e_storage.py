@@ -118,7 +118,8 @@ def test_without_admission_scratch_overflows_and_nothing_is_lost_silently(
     with running_mover(server.scratch, destination, tmp_path, "--limit-rate", "4M"), FillMeter(server.scratch) as meter:
         done = run_client(prompts, server, "--max-retries", "0", timeout_s=400)
     assert meter.peak > 0.97 * SCRATCH_BYTES
-    assert done.returncode == 1, done.stdout + done.stderr
+    # 4 where the mover is so late that as many requests in a row fail as the breaker allows.
+    assert done.returncode in (1, 4), done.stdout + done.stderr
     assert "No space left on device" in done.stdout + done.stderr
     assert server.healthy()
     monkeypatch.delenv("HS_TEST_NO_ADMISSION")

@@ -19,7 +19,7 @@ import xxhash
 from hs_formats.hashing import xxh3_hex
 from hs_formats.stored import read_stored
 from hs_mover import lane
-from movers import check_moved, lines_of, move_once, mover_process, raw_lines, scratch_parts
+from movers import check_moved, lines_of, move_once, mover_process, raw_lines, scratch_parts, wait_for
 from parts import drop_part, make_part, part_name, register
 from unhsz import unhsz
 
@@ -147,7 +147,7 @@ def test_sigterm_finishes_what_is_in_hand(tmp_path: Path) -> None:
         path = drop_part(src, rid(row), 0, 32, 32, seed=row, hidden=128)
         parts[path.name] = path.read_bytes()
     with mover_process(src, dst, "--limit-rate", "100k", "--threads", "2"):
-        time.sleep(1.5)
+        wait_for(lambda: len(scratch_parts(src)) < 40)
     left = scratch_parts(src)
     assert 0 < len(left) < 40
     assert sorted([*left, *lines_of(dst / "set")]) == sorted(parts)

@@ -209,8 +209,9 @@ def test_a_stopped_mover_goes_on_and_an_overflow_of_events_loses_nothing(tmp_pat
     with mover_process(src, tmp_path / "data", log=log) as process:
         wait_for(lambda: moving(src))
         process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         parts = {}
-        for row in range(limit // 3 + 200):  # each one is closed, renamed from and renamed to
+        for row in range(limit // 2):  # each one is closed, renamed from and renamed to
             data = make_part(rid(row), 0, 1, 1)
             path = drop_part(src, rid(row), 0, 1, 1, data=data)
             parts[path.name] = data
