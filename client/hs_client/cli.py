@@ -51,7 +51,8 @@ Examples
   hs-client run questions.jsonl --generate --temperature 0.8 --variants 2
 
 \b
-In the environment: HS_SERVER and HS_CONCURRENCY for these options, HS_API_KEY for a server with --api-key.
+In the environment: HS_SERVER, HS_CONCURRENCY and HS_GENERATE_CONCURRENCY for these options, HS_API_KEY for a server
+with --api-key.
 """
 
 

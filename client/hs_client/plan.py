@@ -46,7 +46,7 @@ class Judged:
     `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
     `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
     an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's. `variant`: which
-    of the row's samples, from 1.
+    of the row's samples, from 1. `planned`: the plan knew its fate; else it was to be sent.
     """
 
     where: str
@@ -58,6 +58,7 @@ class Judged:
     content: str = ""
     context_tokens: int = 0
     variant: int = 1
+    planned: bool = True
 
     def refused(self, error: RowError) -> Judged:
         """The same row, which turned out not to fit."""
@@ -72,6 +73,7 @@ class Judged:
             reason=error.reason,
             content=content,
             context_tokens=error.context_tokens,
+            planned=False,
         )
 
 

@@ -268,7 +268,7 @@ class Runner:
             samples, rejected = batch
             for judged in rejected:
                 # What a row that was planned to be sent says about itself goes into the ledger.
-                self._tally.reject(judged.where, judged.reason, planned=not judged.content)
+                self._tally.reject(judged.where, judged.reason, planned=judged.planned)
             lines = [_rejected(judged) for judged in rejected if not judged.known]
             if lines:
                 await self._ledger.commit(*lines)

@@ -139,6 +139,7 @@ def provenance_section(facts: DatasetFacts) -> Iterator[str]:
         ("tokenizer", f"{info.tokenizer or 'none'}, {info.tokenizer_hash or 'no hash'}"),
         ("chat template", f"{info.template_hash or 'no hash'}, arguments {info.template_arguments or 'none'}"),
         ("trained on", f"{info.train_on} turns of the assistant" if info.train_on else "not known"),
+        *((("answers", info.generation),) if info.generation else ()),
         *((f"capture: {key}", str(value)) for key, value in sorted(info.capture.items())),
         ("servers", ", ".join(servers) or "not known"),
         ("hs-extract", ", ".join(versions) or "not known"),

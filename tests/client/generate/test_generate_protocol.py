@@ -195,9 +195,8 @@ def test_a_long_answer_is_cut_kept_or_rejected_by_what_cut_it(mover: MoverProces
         large = client(server, file, "--generate", "--max-new-tokens", "100", "--dataset", "large")
     assert small.code == 0, small.text
     assert "4 cut at the limit" in small.text
-    assert [len(sample.input_ids) for sample in HiddenStateDataset(mover.dst / "p")] == [
-        len(row["input_ids"]) + 10 for row in rows
-    ]
+    data = HiddenStateDataset(mover.dst / "p")
+    assert all(len(data[row["id"]].input_ids) == len(row["input_ids"]) + 10 for row in rows)
     assert large.code == 1
     assert "which do not suffice" in large.text
     # A server with more room is asked again, for these rows alone.
@@ -308,6 +307,59 @@ def test_ctrl_c_keeps_what_was_being_answered(mover: MoverProcess, tmp_path: Pat
         ended = client(server, file, *options)
     assert ended.code == 0, ended.text
     assert len(server.asked) == len(rows)
+
+
+def test_two_servers_share_the_questions_and_one_that_dies_costs_no_answer(mover: MoverProcess, tmp_path: Path) -> None:
+    rows = questions(40)
+    file = prompts(tmp_path / "p.jsonl", rows)
+
+    def say(number: int, ids: list[int], sampling: dict[str, Any]) -> Said:
+        said = fake_answer(ids, sampling)
+        return Said(said.ids, matched=said.matched, delay_s=0.2)
+
+    second = tmp_path / "second"
+    second.mkdir(mode=0o700)
+    (tmp_path / "log").mkdir()
+    with serving(mover.scratch, say=say) as good, running_mover(second, mover.dst, tmp_path / "log"):
+        bad = FakeServer(second, say=say)
+        bad.start()
+        try:
+            options = (
+                "--server",
+                f"{bad.url}={second}",
+                "--generate",
+                "--generate-concurrency",
+                "2",
+                "--server-timeout",
+                "2",
+            )
+            process = start(good, file, *options)
+            wait_until(lambda: len(bad.asked) >= 3, timeout_s=60, what="questions to the second server", every_s=0.01)
+        finally:
+            bad.stop()
+        text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    assert "is given up" in text
+    check_records(mover.dst / "p", answered(rows))
+    assert set(kept(mover.dst / "p").values()) == {1}
+    assert len(rows) <= len(good.asked) + len(bad.asked) <= len(rows) + 2 + text.count("waiting for the server")
+
+
+def test_rows_without_room_for_an_answer_are_rejected_and_nothing_is_left_pending(
+    mover: MoverProcess, tmp_path: Path
+) -> None:
+    rows = [*questions(2), {"input_ids": list(range(40))}]
+    file = prompts(tmp_path / "p.jsonl", rows)
+    report = tmp_path / "summary.json"
+    with serving(mover.scratch, longest_prompt=40) as server:
+        ended = client(server, file, "--generate", "--summary-json", str(report))
+        again = client(server, file, "--generate")
+    assert (ended.code, again.code) == (1, 1), ended.text
+    assert "the 40 that are allowed must hold an answer too" in ended.text
+    assert "pending" not in ended.text
+    assert (summary(report)["samples"]["rejected"], summary(report)["samples"]["pending"]) == (1, 0)
+    assert "nothing to send" in again.text
+    assert len(server.asked) == 2
 
 
 def test_wrong_use_is_said_before_anything_is_sent(mover: MoverProcess, tmp_path: Path) -> None:
