@@ -14,6 +14,7 @@ import msgspec
 
 from hs_formats.durable import link_durable, make_folders, write_durable
 from hs_formats.errors import FormatError
+from hs_formats.jsonl import AppendLog, Log
 from hs_formats.location import Location, ObjectUrl, parse_location
 from hs_formats.names import PartName
 from hs_formats.part import parse_struct
@@ -164,6 +165,11 @@ class DatasetPaths:
         return self.root
 
     @property
+    def name(self) -> str:
+        """Last component of the location: how the dataset is called."""
+        return self.location.name
+
+    @property
     def shown(self) -> str:
         """The same as text."""
         return str(self.location)
@@ -187,13 +193,13 @@ class DatasetPaths:
         """Whether there is a regular file of that name, relative to the dataset."""
         return (self.root / path).is_file()
 
-    def data_files(self) -> Iterator[DataFile]:
-        """Everything below ``data``.
+    def data_files(self, run: str = "") -> Iterator[DataFile]:
+        """Everything below ``data``, or only what is of one run.
 
         Raises:
             OSError: a folder cannot be read.
         """
-        for root, _, names in os.walk(self.data):
+        for root, _, names in os.walk(self.data / run):
             for file_name in sorted(names):
                 path = Path(root) / file_name
                 try:
@@ -202,6 +208,13 @@ class DatasetPaths:
                     continue  # a temporary that was just renamed, or pruned
                 yield DataFile(str(path.relative_to(self.root)), found.st_size, stat.S_ISREG(found.st_mode))
 
+    def remove_temporaries(self, run: str, suffix: str) -> None:
+        """Remove what was being sent to an object store when its sender died; of folders the mover sees to that.
+
+        Raises:
+            OSError: the store fails.
+        """
+
     def modified_s(self, path: str) -> float:
         """When a file was last written, in seconds since the epoch.
 
@@ -209,6 +222,14 @@ class DatasetPaths:
             OSError: it is gone.
         """
         return (self.root / path).stat().st_mtime
+
+    def open_log(self, book: str, name: str) -> Log:
+        """The end of the log `name` of `book`, such as ``ledger`` and a run, for its only writer.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return AppendLog(self.root / book / f"{name}.jsonl")
 
     def replace_verified(self, data: bytes) -> None:
         """Replace ``verified.json``, durably.

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -25,7 +25,10 @@ from hs_formats.durable import fsync_folder, write_all
 from hs_formats.errors import FormatError
 from hs_formats.regular import open_regular, regular_fd
 
-__all__ = ["AppendLog", "TailReader", "crc_fits", "encode_line"]
+__all__ = ["UNREADABLE", "AppendLog", "Log", "TailReader", "crc_fits", "encode_line"]
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON that somebody else has written may raise: what is nested too deeply is no `MsgspecError`."""
 
 _BLOCK_BYTES = 8 << 20
 
@@ -48,6 +51,26 @@ def crc_fits(text: bytes) -> bool | None:
     """Whether a line of a file is what was written; None where it has no CRC."""
     match = _CRC.search(text)
     return None if match is None else zlib.crc32(text[: match.start()]) == int(match[1], 16)
+
+
+class Log(Protocol):
+    """One writer's end of a log of JSON lines, wherever it lies."""
+
+    def append(self, lines: Iterable[msgspec.Struct]) -> None:
+        """Take `lines`; call `sync` to make them durable."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until everything appended is durable.
+
+        Raises:
+            OSError: treat what was appended since the last `sync` as not written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
 class AppendLog:
@@ -156,5 +179,5 @@ class TailReader(Generic[Line]):
                 continue
             try:
                 lines.append(self._decoder.decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 self.bad += 1

@@ -7,6 +7,8 @@ lines of parts whose source may still exist, and chunks of writers ``all`` that 
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import suppress
@@ -18,7 +20,7 @@ import xxhash
 
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.errors import FormatError
-from hs_formats.jsonl import AppendLog
+from hs_formats.jsonl import AppendLog, Log
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, part_prefix, run_of_rid
 from hs_formats.regular import open_regular
@@ -30,6 +32,7 @@ ChunkKey = tuple[str, int, int]
 """rid, start and stop: what the parts of all ranks of one chunk share."""
 
 _LINES_A_TURN = 50_000
+_FETCH_S = 2.0
 
 
 def chunk_key(name: PartName) -> ChunkKey:
@@ -146,7 +149,10 @@ class Books:
         self._known: dict[str, Known] = {}
         self._chunks: dict[ChunkKey, _Chunk] = {}
         self._runs: set[str] = set()
-        self._log: AppendLog | None = None
+        self._log: Log | None = None
+        self._mover_id = mover_id
+        self._life = secrets.token_hex(4)  # in an object store a log has one writer ever
+        self._fetched_at_s = float("-inf")
         self._identity: tuple[int, int] = (0, 0)
         self._info: DatasetInfo | None = None
         self._info_identity: tuple[int, int, int] = (0, 0, 0)
@@ -171,11 +177,12 @@ class Books:
         self._runs.add(run)
 
     def sync_written(self) -> None:
-        """Make lines durable that a killed mover wrote and could not sync.
+        """Make lines durable that a killed mover wrote and could not sync; of an object store, fetch all that is new.
 
         Raises:
             OSError: the destination fails.
         """
+        self.paths.refresh()
         with suppress(FileNotFoundError):
             _sync_file(self._file)
 
@@ -190,6 +197,7 @@ class Books:
             OSError: the destination cannot be read.
         """
         text = str(name)
+        self.paths.refresh("manifest")
         for line in self._lines(name.rid.run):
             if line.part == text:
                 return Known(line.status, line.xxh3)
@@ -208,6 +216,9 @@ class Books:
         Raises:
             OSError: the destination cannot be read.
         """
+        if self._info is None and not self.paths.local and time.monotonic() >= self._fetched_at_s + _FETCH_S:
+            self._fetched_at_s = time.monotonic()
+            self.paths.refresh("manifest")
         try:
             found = self.paths.info.stat()
         except FileNotFoundError:
@@ -258,7 +269,10 @@ class Books:
     def _lines(self, run: str) -> Iterator[ManifestLine]:
         return (line for line in run_lines(self.paths, run) if line.part not in self._doubtful)
 
-    def _open_log(self) -> AppendLog:
+    def _open_log(self) -> Log:
+        if not self.paths.local:
+            self._log = self._log or self.paths.open_log("manifest", f"{self._mover_id}-{self._life}")
+            return self._log
         if self._log is not None:
             try:
                 found = self._file.stat()

@@ -11,6 +11,7 @@ import click
 from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.control import default_scratch
 from hs_formats.errors import HsError, UsageError
+from hs_formats.location import Location, ObjectUrl, parse_location
 
 __all__ = ["main"]
 
@@ -19,6 +20,7 @@ _EPILOG = """
 Examples
   hs-mover --src /dev/shm/sglang_hs --dst /data
   hs-mover --src /dev/shm/sglang_hs --dst /data --limit-rate 200M
+  hs-mover --src /dev/shm/sglang_hs --dst s3://bucket/data
   hs-mover --src /dev/shm/a --src /dev/shm/b --dst /data --once
   hs-mover status --src /dev/shm/sglang_hs
   hs-mover pack states.pt -o states.pt.hsz
@@ -67,6 +69,22 @@ class _CodecName(click.ParamType[str]):
         return str(value)
 
 
+class _LocationType(click.ParamType[Location]):
+    name = "location"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        del param, ctx
+        return "DIRECTORY|URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
+        if isinstance(value, (Path, ObjectUrl)):
+            return value
+        where = parse_location(value)
+        if isinstance(where, Path) and where.exists() and not where.is_dir():
+            self.fail(f"Directory {value!r} is a file.", param, ctx)
+        return where
+
+
 @click.group(
     "hs-mover",
     invoke_without_command=True,
@@ -87,8 +105,9 @@ class _CodecName(click.ParamType[str]):
 )
 @click.option(
     "--dst",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Destination: datasets are folders below it. Made when missing.",
+    type=_LocationType(),
+    help="Destination: datasets are folders below it. Made when missing. Or s3://BUCKET/PREFIX, gs:// or az://, which "
+    "needs the extra `s3`.",
 )
 @click.option(
     "--codec",
@@ -135,7 +154,7 @@ class _CodecName(click.ParamType[str]):
 def _cli(
     ctx: click.Context,
     sources: tuple[Path, ...],
-    dst: Path | None,
+    dst: Location | None,
     codec: str,
     codec_floor: str,
     high: float,
@@ -167,7 +186,7 @@ def _cli(
 
     config = MoverConfig(
         sources=tuple(path.absolute() for path in sources),
-        dst=dst.absolute(),
+        dst=dst.absolute() if isinstance(dst, Path) else dst,
         codec=codec,
         codec_floor=codec_floor,
         high=high,

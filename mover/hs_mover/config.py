@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hs_formats.errors import UsageError
+from hs_formats.location import Location
 from hs_mover.ladder import LADDER
 
 __all__ = ["METRICS_HOST", "MoverConfig", "default_threads", "mover_id", "parse_size"]
@@ -30,7 +31,7 @@ class MoverConfig:
     """
 
     sources: tuple[Path, ...]
-    dst: Path
+    dst: Location
     codec: str
     codec_floor: str = "fast"
     high: float = 0.80

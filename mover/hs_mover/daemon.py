@@ -17,6 +17,7 @@ from typing import Any
 from hs_formats.control import HEARTBEAT_S, now_s
 from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, PreflightError, StorageError
+from hs_formats.location import ObjectUrl
 from hs_formats.notify import Notifier
 from hs_mover.allocator import keep_freed_memory
 from hs_mover.config import METRICS_HOST, MoverConfig, mover_id
@@ -132,9 +133,11 @@ def _on_signals(stop: threading.Event) -> dict[int, Any]:
 
 def _open_destination(config: MoverConfig) -> Destination:
     dst = config.dst
+    if isinstance(dst, ObjectUrl):
+        return _open_store(dst)
     if len(os.fsencode(dst)) > _MAX_PATH_BYTES:
         raise BadFolders(problem=f"--dst: the path is longer than {_MAX_PATH_BYTES} bytes")
-    _check_apart(config)
+    _check_apart(config, dst)
     try:
         make_folders(dst)
         probe = dst / f".{mover_id(config.sources[0])}.probe.tmp"
@@ -152,8 +155,19 @@ def _open_destination(config: MoverConfig) -> Destination:
     return destination
 
 
-def _check_apart(config: MoverConfig) -> None:
-    dst = config.dst.resolve()
+def _open_store(dst: ObjectUrl) -> Destination:
+    from hs_mover.remote_destination import RemoteDestination
+
+    destination = RemoteDestination(dst)
+    try:
+        destination.check()
+    except OSError as error:
+        raise BadFolders(problem=f"--dst: {explain(error, dst)}") from error
+    return destination
+
+
+def _check_apart(config: MoverConfig, folder: Path) -> None:
+    dst = folder.resolve()
     seen: list[Path] = []
     for given in config.sources:
         src = given.resolve()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hs_formats.dataset import UNCLAIMED, DatasetPaths
 from hs_formats.durable import make_folders
+from hs_formats.location import Location
 
 __all__ = ["Destination", "explain", "mount_point"]
 
@@ -26,9 +27,10 @@ _REASONS = {
 }
 
 
-def explain(error: OSError, dst: Path) -> str:
+def explain(error: OSError, dst: Location) -> str:
     """One line for a failure on the destination's side: what, the remedy, and the system's own words."""
-    text = _REASONS.get(error.errno or 0, "destination fails: check {dst}").format(dst=dst)
+    reasons = _REASONS if isinstance(dst, Path) else _STORE_REASONS
+    text = reasons.get(error.errno or 0, "destination fails: check {dst}").format(dst=dst)
     where = f": {error.filename!r}" if error.filename is not None else ""
     return f"{text} ({error.strerror or error}{where})"
 
@@ -45,6 +47,13 @@ def mount_point(path: Path) -> Path:
     return at
 
 
+_STORE_REASONS = {
+    errno.EHOSTUNREACH: "destination does not answer: check the network and the endpoint of {dst}",
+    errno.EACCES: "destination denies access: check the credentials and the bucket policy of {dst}",
+    errno.EIO: "destination fails: check the bucket of {dst}",
+}
+
+
 class Destination:
     """`root` must exist. A destination that vanishes is never made anew, and a folder that lies under a mount point
     whose file system is gone is not taken for it.
@@ -52,6 +61,8 @@ class Destination:
     Raises:
         OSError: the folder cannot be looked at.
     """
+
+    local = True
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,6 +77,11 @@ class Destination:
         if not self.root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.root))
 
+    @property
+    def location(self) -> Location:
+        """Where it is, as users know it."""
+        return self.root
+
     def dataset(self, name: str) -> DatasetPaths:
         """Paths of a dataset below the destination."""
         return DatasetPaths(self.root / name)
@@ -73,6 +89,13 @@ class Destination:
     def unclaimed(self, run: str) -> Path:
         """Folder for the parts of a run that nobody registered."""
         return self.root / UNCLAIMED / run
+
+    def unclaimed_shown(self, run: str) -> str:
+        """The same as text."""
+        return str(self.unclaimed(run))
+
+    def sweep(self, suffix: str) -> None:
+        """Remove what ends in `suffix` of unclaimed runs in an object store; folders `hs_mover.recover` sees to."""
 
     def make(self, folder: Path) -> None:
         """Make a folder inside the destination, durably.

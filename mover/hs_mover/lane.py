@@ -81,7 +81,7 @@ class Lane:
         self._workers = Workers(shared.pool, shared.syncer, wake=self._wake.set)
         lanes = len(config.sources)
         self._backlog = Backlog(budget_bytes=_BUDGET_BYTES // lanes, budget_parts=max(1, _BUDGET_PARTS // lanes))
-        self._trouble = Trouble(destination.root)
+        self._trouble = Trouble(destination.location)
         self._unrecovered: list[str] | None = None
         self._noted: dict[str, array[int]] | None = None
         self._foreign = ForeignNames()

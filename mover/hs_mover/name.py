@@ -36,12 +36,13 @@ class MoverName:
     def __init__(self, src: Path, destination: Destination) -> None:
         self.text = mover_id(src)
         self._destination = destination
-        self._folder = destination.root / LOCKS_FOLDER
         self._fd = -1
-        self._lockable = True
+        self._lockable = destination.local  # in an object store each life of a mover writes a log of its own
 
     def claim(self) -> None:
         """Take the first free name; the first of all where the destination cannot lock, or cannot be written now."""
+        if not self._lockable:
+            return
         first = self.text
         for number in range(1, _MOST + 1):
             self.text = first if number == 1 else f"{first}-{number}"
@@ -71,13 +72,17 @@ class MoverName:
                     return
             self.release()
         if not self._take():
-            raise NameTaken(name=self.text, dst=self._destination.root)
+            raise NameTaken(name=self.text, dst=self._destination.location)
 
     def release(self) -> None:
         """Let the lock go, and with it the destination's file system."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    @property
+    def _folder(self) -> Path:
+        return self._destination.root / LOCKS_FOLDER
 
     @property
     def _path(self) -> Path:

@@ -16,7 +16,7 @@ from hs_formats.errors import FormatError
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
 from hs_formats.part import inspect_part
-from hs_formats.stored import codec_of, read_stored, stored_codec
+from hs_formats.stored import codec_of, read_stored, stored_codec, stored_size
 from hs_mover.books import Books, name_hash, run_lines
 from hs_mover.checks import PartDigest, read_pieces
 from hs_mover.destination import Destination
@@ -43,9 +43,12 @@ def recover_run(
         OSError: the destination fails.
     """
     paths = books.paths
-    sweep_temporaries(paths.quarantine, mover_id)
-    for folder in _folders(paths.data / run):
-        sweep_temporaries(folder, mover_id)
+    if paths.local:
+        sweep_temporaries(paths.quarantine, mover_id)
+        for folder in _folders(paths.data / run):
+            sweep_temporaries(folder, mover_id)
+    else:
+        paths.remove_temporaries(run, temporary_suffix(mover_id))
     batch: list[ManifestLine] = []
     adopted = 0
     candidates = adoptable(paths, run, noted=noted)
@@ -57,9 +60,10 @@ def recover_run(
         wait(0)
         try:
             batch.append(stored_part(paths, name, path))
-            fsync_folder(path.parent)
+            if paths.local:
+                fsync_folder((paths.root / path).parent)
         except FormatError as error:
-            _log.warning("%s has no manifest line and is damaged, leaving it out: %s", path, error)
+            _log.warning("%s/%s has no manifest line and is damaged, leaving it out: %s", paths.shown, path, error)
             continue
         if len(batch) >= _BATCH:
             books.commit(batch)
@@ -74,35 +78,37 @@ def recover_run(
 
 def adoptable(
     paths: DatasetPaths, run: str, *, noted: Collection[int] | array[int] | None = None
-) -> list[tuple[PartName, Path]]:
-    """Stored parts of `run` that no manifest mentions, by name; the manifests are read where `noted` is missing.
+) -> list[tuple[PartName, str]]:
+    """Stored parts of `run` that no manifest mentions, by name, each with its path relative to the dataset; the
+    manifests are read where `noted` is missing.
 
     Raises:
         OSError: the destination cannot be read.
     """
-    found: dict[str, Path] = {}
-    for folder in _folders(paths.data / run):
-        for entry in _entries(folder):
-            name = _stored_name(entry.name)
-            if name is not None and name.rid.run == run:
-                found[str(name)] = folder / entry.name
+    found: dict[str, str] = {}
+    for file in paths.data_files(run):
+        name = _stored_name(file.path.rpartition("/")[2])
+        if name is not None and name.rid.run == run:
+            found[str(name)] = file.path
     if noted is not None:
         known = frozenset(noted)
         found = {text: path for text, path in found.items() if name_hash(text) not in known}
     elif found:
+        paths.refresh("manifest")
         for line in run_lines(paths, run):
             found.pop(line.part, None)
     return [(PartName.parse(text), path) for text, path in sorted(found.items())]
 
 
-def stored_part(paths: DatasetPaths, name: PartName, path: Path) -> ManifestLine:
+def stored_part(paths: DatasetPaths, name: PartName, path: str) -> ManifestLine:
     """The manifest line of a stored file, after decoding and checking all of it.
 
     Raises:
         FormatError: it is damaged; the text says how.
         OSError: it cannot be read.
     """
-    data = read_stored(path)
+    file = paths.stored(path)
+    data = read_stored(file)
     info = inspect_part(io.BytesIO(data), name)
     digest = PartDigest(info)
 
@@ -120,9 +126,9 @@ def stored_part(paths: DatasetPaths, name: PartName, path: Path) -> ManifestLine
         digest,
         info,
         raw_bytes=len(data),
-        codec=stored_codec(path),
-        path=str(path.relative_to(paths.root)),
-        stored_bytes=path.stat().st_size,
+        codec=stored_codec(file),
+        path=path,
+        stored_bytes=stored_size(file),
         flags=["adopted"],
     )
 
@@ -138,6 +144,9 @@ def sweep_temporaries(folder: Path, mover_id: str) -> None:
 
 def sweep_unclaimed(destination: Destination, mover_id: str) -> None:
     """The same for all folders of unclaimed runs."""
+    if not destination.local:
+        destination.sweep(temporary_suffix(mover_id))
+        return
     for folder in _folders(destination.root / UNCLAIMED):
         sweep_temporaries(folder, mover_id)
         sweep_temporaries(folder / "quarantine", mover_id)

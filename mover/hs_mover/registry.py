@@ -83,7 +83,7 @@ class Registry:
             if not described:  # clients write it before they register a run
                 _log.warning(
                     "%s has no dataset.json: run %s was begun with another --dst, and its parts are stored here now",
-                    books.paths.root,
+                    books.paths.shown,
                     run,
                 )
         return books
@@ -120,7 +120,7 @@ class Registry:
             return known
         try:
             state = self._control.read_run(run)
-            if state is not None and state.dst and not same_folder(state.dst, str(self._destination.root)):
+            if state is not None and state.dst and not same_folder(state.dst, str(self._destination.location)):
                 if run not in self._elsewhere:
                     self._elsewhere.add(run)
                     _log.warning(
@@ -139,5 +139,5 @@ class Registry:
             raise SourceError(f"the registration of run {run}: {error}") from error
         if run not in self._unclaimed:
             self._unclaimed.add(run)
-            _log.warning("run %s %s; its parts go to %s", run, why, self._destination.unclaimed(run))
+            _log.warning("run %s %s; its parts go to %s", run, why, self._destination.unclaimed_shown(run))
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
+from hs_formats.location import Location
 from hs_mover.destination import explain
 
 __all__ = ["FIRST_RETRY_S", "LAST_RETRY_S", "Trouble"]
@@ -19,7 +19,7 @@ LAST_RETRY_S = 8.0
 class Trouble:
     """`reason` is "" while the destination works."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Location) -> None:
         self.reason = ""
         self.retry_at_s = 0.0
         self._root = root

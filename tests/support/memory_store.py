@@ -56,9 +56,17 @@ class MemoryStore:
         if self._lose():
             raise StoreUnreachable("the answer was lost", path)
 
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview], *, temporary: str) -> int | None:
+    def upload(
+        self,
+        path: str,
+        pieces: Iterable[bytes | memoryview],
+        *,
+        temporary: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> int | None:
         del temporary
         data = b"".join(pieces)
+        check()
         return len(data) if self.create(path, data) else None
 
     def delete(self, paths: Iterable[str]) -> None:

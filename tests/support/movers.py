@@ -15,6 +15,7 @@ from typing import Any
 
 from hs_formats.control import ControlFolder, MoverState
 from hs_formats.dataset import DatasetPaths
+from hs_formats.location import Location
 from hs_formats.manifest import ManifestLine, ManifestReader
 from hs_formats.stored import read_stored, stored_codec
 from hs_mover.config import MoverConfig
@@ -46,7 +47,7 @@ __all__ = [
 MOVER = [sys.executable, "-c", "from hs_mover.cli import main; main()"]
 
 
-def move_once(src: Path | list[Path], dst: Path, **changes: Any) -> None:
+def move_once(src: Path | list[Path], dst: Location, **changes: Any) -> None:
     """``hs-mover --once`` in this process."""
     sources = tuple(src) if isinstance(src, list) else (src,)
     run_mover(replace(MoverConfig(sources=sources, dst=dst, codec="default", once=True, threads=2), **changes))

@@ -75,10 +75,14 @@ class RemotePaths(DatasetPaths):
             return False
         return True
 
-    def data_files(self) -> Iterator[DataFile]:
+    def data_files(self, run: str = "") -> Iterator[DataFile]:
         """See `DatasetPaths`."""
-        entries = sorted(self.store.list("data"), key=lambda entry: entry.path)
+        entries = sorted(self.store.list(f"data/{run}".rstrip("/")), key=lambda entry: entry.path)
         return (DataFile(entry.path, entry.size_bytes) for entry in entries)
+
+    def remove_temporaries(self, run: str, suffix: str) -> None:
+        """See `DatasetPaths`."""
+        self.store.delete([file.path for file in self.data_files(run) if file.path.endswith(suffix)])
 
     def modified_s(self, path: str) -> float:
         """See `DatasetPaths`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import cached_property
 from itertools import chain
@@ -109,7 +109,7 @@ class RemoteStore:
         except Exception as error:  # noqa: BLE001
             self._tell(error, path)
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes | bytearray) -> bool:
         """See `DatasetStore`."""
         try:
             self._obstore.put(self._store, path, data, mode="create", use_multipart=False)
@@ -126,44 +126,59 @@ class RemoteStore:
         except Exception as error:  # noqa: BLE001
             self._tell(error, path)
 
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview], *, temporary: str) -> int | None:
+    def upload(
+        self,
+        path: str,
+        pieces: Iterable[bytes | memoryview],
+        *,
+        temporary: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> int | None:
         """See `DatasetStore`."""
         stream = iter(pieces)
-        first: list[bytes | memoryview] = []
-        size = 0
+        data = bytearray()
         for piece in stream:
-            first.append(piece)
-            size += len(piece)
-            if size > WHOLE_BYTES:
-                return self._upload_large(path, chain(first, stream), temporary)
-        data = b"".join(first)
-        return size if self.create(path, data) else None
+            data += piece  # a copy: a piece may be of memory that the next one overwrites
+            if len(data) > WHOLE_BYTES:
+                return self._upload_large(path, chain([memoryview(data)], stream), temporary, check)
+        check()
+        return len(data) if self.create(path, data) else None
 
-    def _upload_large(self, path: str, pieces: Iterator[bytes | memoryview], temporary: str) -> int | None:
-        sent = _Counted(pieces)
+    def _upload_large(
+        self, path: str, pieces: Iterator[bytes | memoryview], temporary: str, check: Callable[[], None]
+    ) -> int | None:
+        size = self._send_parts(temporary, pieces)
         try:
+            check()
+            stored = self.head(temporary).size_bytes
+            if stored != size:
+                raise StoreError(f"{stored} bytes are stored where {size} were sent", self._url / temporary)
             try:
-                self._obstore.put(
-                    self._store,
-                    temporary,
-                    iter(sent),
-                    use_multipart=True,
-                    chunk_size=_PART_BYTES,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
-                stored = self._obstore.head(self._store, temporary)["size"]
-                if stored != sent.size:
-                    raise StoreError(f"{stored} bytes are stored where {sent.size} were sent", self._url / temporary)
                 self._obstore.copy(self._store, temporary, path, overwrite=False)
             except self._already_there:
                 return None
             except Exception as error:  # noqa: BLE001
-                if sent.error is not None:
-                    raise sent.error from None
                 self._tell(error, path)
-            return sent.size
+            return size
         finally:
             self.delete([temporary])
+
+    def _send_parts(self, path: str, pieces: Iterator[bytes | memoryview]) -> int:
+        sent = _Counted(pieces)
+        try:
+            self._obstore.put(
+                self._store,
+                path,
+                iter(sent),
+                use_multipart=True,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        except Exception as error:  # noqa: BLE001
+            if sent.error is not None:
+                raise sent.error from None
+            self._tell(error, path)
+        return sent.size
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `DatasetStore`."""

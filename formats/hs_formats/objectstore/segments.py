@@ -109,6 +109,7 @@ class SegmentLog:
         self._segments = self._list()
         self._next = max((segment.last for segment in self._segments), default=0) + 1
         self._waiting: list[bytes] = []
+        self._well = True
 
     def append(self, lines: Iterable[msgspec.Struct]) -> None:
         """Take `lines`; call `sync` to have them stored.
@@ -131,10 +132,12 @@ class SegmentLog:
         data, self._waiting = b"".join(self._waiting), []
         if not data:
             return
+        self._well = False
         segment = Segment(self._next, self._next)
         # What is there with these very bytes is an earlier try whose answer was lost.
         if not self._store.create(self._path(segment), data) and self._store.read(self._path(segment)) != data:
             raise StoreError("another process writes this log", self._store.url / self._folder)
+        self._well = True
         self._segments[segment] = len(data)
         self._next += 1
         if len(self._segments) >= COMPACT_EVERY:
@@ -159,8 +162,11 @@ class SegmentLog:
             del sizes[segment]
 
     def close(self) -> None:
-        """Let go; what was not synced is not written."""
+        """Let go; what was not synced is not written. What is there is made few segments, as far as the store works."""
         self._waiting = []
+        if len(self._segments) > 1 and self._well:
+            with suppress(OSError):
+                self.compact()
 
     def _list(self) -> dict[Segment, int]:
         found: dict[Segment, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,9 +73,17 @@ class DatasetStore(Protocol):
         """Store `data` in place of what is there."""
         ...
 
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview], *, temporary: str) -> int | None:
+    def upload(
+        self,
+        path: str,
+        pieces: Iterable[bytes | memoryview],
+        *,
+        temporary: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> int | None:
         """`create` of an object of any size from a stream; large ones are sent in parts under the name `temporary`
-        first. Its size, or None where the object was there."""
+        first. `check` is called after the last piece; when it raises there is no object. Its size, or None where the
+        object was there."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
