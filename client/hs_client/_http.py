@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from hs_client.attempt import Answer
 from hs_formats.errors import UsageError
+from hs_formats.jsonl import UNREADABLE
 
 if TYPE_CHECKING:
     import httpx
@@ -231,7 +232,7 @@ class ServerClient:
         data = await self._send("POST", "/generate", body)
         try:
             return _ANSWER.decode(data)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise Lost(f"the answer is not one of SGLang's: {_not_json(data) or error}") from None
 
     async def model_info(self) -> dict[str, Any]:
@@ -254,7 +255,7 @@ class ServerClient:
         data = await self._send("GET", path, None)
         try:
             return msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise Lost(f"{path} is no JSON object: {_not_json(data) or error}") from None
 
     async def _send(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -326,7 +327,7 @@ def _server_words(content: bytes) -> str:
     """The message in an error body, which is an object, a nested object or a string depending on who refused."""
     try:
         body = msgspec.json.decode(content)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         body = _not_json(content)
     for key in ("error", "message", "detail"):
         if isinstance(body, dict) and key in body:

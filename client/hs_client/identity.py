@@ -13,6 +13,7 @@ import msgspec
 from hs_client.hub import model_file
 from hs_formats.control import Marker
 from hs_formats.dataset import DatasetInfo
+from hs_formats.jsonl import UNREADABLE
 
 __all__ = ["TokenizerFiles", "dataset_info", "read_vocab_size", "tokenizer_files"]
 
@@ -38,7 +39,7 @@ class TokenizerFiles:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = dict(files)
         self._config: dict[str, Any] = {}
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(*UNREADABLE):
             self._config = msgspec.json.decode(self._files.pop("tokenizer_config.json", b"{}"), type=dict[str, Any])
 
     def tokenizer_hash(self) -> str:
@@ -83,7 +84,7 @@ def read_vocab_size(path: str) -> int:
     file = model_file(path, "config.json")
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file is not None else {}
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return 0
     nested = config.get("text_config")
     size = config.get("vocab_size") or (nested.get("vocab_size") if isinstance(nested, dict) else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import sys
 import tempfile
 import zlib
@@ -121,11 +122,12 @@ def open_inputs(paths: Sequence[Path]) -> list[InputFile]:
 
 
 def _existing(path: Path) -> InputFile:
-    if not path.is_file():
-        reason = "no such file" if not path.exists() else "not a file; pipe it in and give -"
-        raise BadPrompts(path=shown(path), reason=reason)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadPrompts(path=shown(path), reason="not a file; pipe it in and give -")
         return InputFile.of(path)
+    except FileNotFoundError:
+        raise BadPrompts(path=shown(path), reason="no such file") from None
     except OSError as error:
         raise BadPrompts(path=shown(path), reason=error.strerror or error) from None
 
@@ -162,7 +164,13 @@ def _check_content(file: InputFile) -> None:
     for magic, reason in _OTHER.items():
         if start.startswith(magic):
             raise BadPrompts(path=file.name, reason=reason)
-    if start.removeprefix(_BOM).lstrip().startswith(b"["):
+    start = start.removeprefix(_BOM).lstrip()
+    first, newline, _ = start.partition(b"\n")
+    if newline and first.strip() == b"{":
+        raise BadPrompts(
+            path=file.name, reason="its rows span lines: make JSON lines of them with `jq -c . FILE > FILE.jsonl`"
+        )
+    if start.startswith(b"["):
         raise BadPrompts(
             path=file.name, reason="it is one JSON array: make JSON lines of it with `jq -c '.[]' FILE > FILE.jsonl`"
         )

@@ -12,6 +12,7 @@ from hs_client.budget import Room
 from hs_client.history import History
 from hs_formats.control import MoverState
 from hs_formats.dataset import DatasetPaths
+from hs_formats.jsonl import UNREADABLE
 from hs_formats.manifest import ManifestLine
 from hs_formats.regular import open_regular
 
@@ -72,6 +73,6 @@ def _last_lines(path: Path) -> Iterator[ManifestLine]:
     for line in lines[0 if size <= _TAIL_BYTES else 1 : -1]:
         try:
             found = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             continue
         yield found

@@ -26,10 +26,14 @@ def status_lines(scratch: Path) -> Iterator[str]:
     """What is going on in `scratch`, a line a fact.
 
     Raises:
-        PreflightError: there is no control folder.
+        PreflightError: there is no control folder, or it cannot be looked at.
     """
     control = ControlFolder(scratch)
-    if not control.root.is_dir():
+    try:
+        there = control.root.is_dir()
+    except OSError as error:
+        raise PreflightError(f"{scratch} cannot be read: {error.strerror}") from None
+    if not there:
         raise PreflightError(f"{scratch} is no scratch: it has no {control.root.name}; name yours with --scratch")
     at_s = now_s()
     found = os.statvfs(scratch)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from hs_formats.jsonl import TailReader
+from hs_formats.jsonl import UNREADABLE, TailReader
 from hs_formats.regular import open_regular
 
 __all__ = ["Done", "Failed", "Intent", "LedgerLine", "Rejected", "RunStarted", "iter_ledger", "read_ledger"]
@@ -109,6 +109,6 @@ def iter_ledger(path: Path) -> Iterator[LedgerLine]:
             if line.endswith(b"\n") and line.strip():
                 try:
                     found = decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                except UNREADABLE:
                     continue
                 yield found

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from hs_formats.jsonl import UNREADABLE
+
 __all__ = ["Response", "ResponseFacts", "iter_facts"]
 
 
@@ -75,6 +77,6 @@ def iter_facts(path: Path) -> Iterator[tuple[int, ResponseFacts]]:
             if line.endswith(b"\n") and line.strip():
                 try:
                     found = decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                except UNREADABLE:
                     continue
                 yield start, found

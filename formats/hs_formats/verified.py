@@ -21,6 +21,7 @@ import xxhash
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError
 from hs_formats.index import IndexedSample
+from hs_formats.jsonl import UNREADABLE
 from hs_formats.part import parse_struct
 from hs_formats.regular import read_regular
 
@@ -75,7 +76,7 @@ class VerifiedSet:
             data: Mapping[str, Any] = msgspec.json.decode(read_regular(paths.verified), type=dict[str, Any])
         except FileNotFoundError:
             return cls()
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise FormatError(f"{paths.verified} is damaged: {error}") from error
         if (data.get("format"), data.get("version")) != ("hs-verified", 1):
             raise FormatError(

@@ -41,7 +41,8 @@ def test_wrong_use_is_one_line_without_a_traceback(tmp_path: Path) -> None:
         done = subprocess.run([command("hs-client"), *words], capture_output=True, text=True, check=False)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
-    for words in (["info", str(tmp_path)], ["prune", str(tmp_path)], ["status", "--scratch", str(tmp_path)]):
+    too_long = ["status", "--scratch", str(tmp_path / ("x" * 300))]
+    for words in (["info", str(tmp_path)], ["prune", str(tmp_path)], ["status", "--scratch", str(tmp_path)], too_long):
         done = subprocess.run([command("hs-client"), *words], capture_output=True, text=True, check=False)
         assert done.returncode == 3, done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -197,6 +197,17 @@ async def test_silence_ends_with_the_time_out_and_the_client_goes_on() -> None:
 ENDLESS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.parametrize("status", [200, 400])
+async def test_an_answer_that_is_nested_too_deeply_is_none(status: int) -> None:
+    deep = '{"error": ' * 100_000 + "1" + "}" * 100_000
+    with raw(answer(status, deep)) as server:
+        async with connected(server.url) as client:
+            with pytest.raises(Refused if status == 400 else Lost, match=r"no words|not one of SGLang's"):
+                await client.generate("hs-0000000a-00000000-00", IDS)
+            with pytest.raises(RequestError):
+                await client.server_info()
+
+
 async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_http, "_MAX_ANSWER_BYTES", 1 << 20)
     piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"

@@ -105,6 +105,7 @@ def test_a_damaged_file_ends_with_one_line(tmp_path: Path, pack: Any) -> None:
     [
         (b'[\n {"text": "a"}\n]\n', r"one JSON array: make JSON lines of it with `jq -c '\.\[\]'"),
         (b'\xef\xbb\xbf [{"text": "a"}]', "one JSON array"),
+        (b'{\r\n  "text": "a"\r\n}\r\n{\r\n', r"its rows span lines: make JSON lines of them with `jq -c \. FILE"),
         (gzip.compress(b'[{"text": "a"}]', mtime=0), "one JSON array"),
         ('{"text": "a"}\n'.encode("utf-16"), "UTF-16"),
         (b"PK\x03\x04rest", "a zip archive"),
@@ -121,6 +122,10 @@ def test_what_is_no_json_lines_is_refused_with_the_way_out(tmp_path: Path, data:
 
 
 def test_a_missing_file_a_folder_and_a_twice_named_pipe(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, reason in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path / "loop", "Too many levels")):
+        with pytest.raises(BadPrompts, match=reason):
+            open_inputs([path])
     with pytest.raises(BadPrompts, match="no such file"):
         open_inputs([tmp_path / "none"])
     with pytest.raises(BadPrompts, match="not a file"):

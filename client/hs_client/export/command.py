@@ -50,6 +50,7 @@ from hs_client.tally import SHOWN_PROBLEMS, show_bytes
 from hs_formats.durable import make_folders, write_durable
 from hs_formats.errors import FormatError, PreflightError, UsageError
 from hs_formats.hashing import xxh3_hex
+from hs_formats.jsonl import UNREADABLE
 from hs_formats.mask import spans_to_mask
 from hs_formats.reader import HiddenStateDataset
 from hs_formats.verified import VerifiedSet
@@ -292,7 +293,7 @@ def _read_draft_config(path: Path) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UsageError(f"--draft-config {path} cannot be read: {error}") from None
 
 

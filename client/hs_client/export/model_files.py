@@ -10,6 +10,7 @@ import msgspec
 
 from hs_client.export.errors import NoModel
 from hs_client.hub import model_file
+from hs_formats.jsonl import UNREADABLE
 
 if TYPE_CHECKING:
     import torch
@@ -138,5 +139,5 @@ class ModelFiles:
             return None
         try:
             return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise NoModel(need=need, path=self.path, reason=f"has a {name} that cannot be read: {error}") from None

@@ -14,6 +14,7 @@ from hs_client.export.layout import Unit
 from hs_client.export.settings import ExportSettings
 from hs_formats.dataset import DatasetInfo
 from hs_formats.durable import write_durable
+from hs_formats.jsonl import UNREADABLE
 
 __all__ = [
     "COMPLETE",
@@ -70,7 +71,7 @@ def read_record(out: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         if out.exists() and (not out.is_dir() or any(not _ours(file.name) for file in out.iterdir())):
             raise OtherExport(out=out, reason="it is not empty, and has no hs-export.json") from None
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise OtherExport(out=out, reason=f"{RECORD} cannot be read: {error}") from None
     was = data.get("settings")
     if data.get("format") != "hs-export" or data.get("version") != 1 or not isinstance(was, dict):

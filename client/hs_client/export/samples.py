@@ -11,6 +11,7 @@ import msgspec
 from hs_client.export.errors import OtherExport
 from hs_formats.durable import write_durable
 from hs_formats.index import IndexedSample
+from hs_formats.jsonl import UNREADABLE
 from hs_formats.mask import supervised
 from hs_formats.verified import VerifiedSet
 
@@ -88,7 +89,7 @@ def read_samples(path: Path, known: Mapping[str, IndexedSample]) -> list[Planned
     decoder = msgspec.json.Decoder(PlannedSample)
     try:
         samples = [decoder.decode(line) for line in path.read_bytes().splitlines() if line]
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise OtherExport(out=path.parent, reason=f"{path.name} cannot be read: {error}") from None
     for sample in samples:
         now = known.get(sample.sample_id)

@@ -11,7 +11,7 @@ import msgspec
 
 from hs_client.digests import DigestTable
 from hs_formats.dataset import DatasetPaths
-from hs_formats.jsonl import crc_fits
+from hs_formats.jsonl import UNREADABLE, crc_fits
 from hs_formats.responses import Response, ResponseFacts, iter_facts
 
 __all__ = ["Answers", "Generated", "answer_key", "answer_lines", "measure_answers"]
@@ -104,6 +104,6 @@ class Answers:
             if crc_fits(line) is False:
                 raise ValueError("damaged")
             return self._decoder.decode(line)
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        except (OSError, ValueError, *UNREADABLE):
             self.bad += 1
             return None

@@ -19,7 +19,7 @@ from hs_client.verify.findings import TWO_CONTENTS, Finding
 from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import FormatError
 from hs_formats.index import DatasetIndex, record_parts
-from hs_formats.jsonl import crc_fits
+from hs_formats.jsonl import UNREADABLE, crc_fits
 from hs_formats.ledger import Done, Failed, Intent, LedgerLine
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName
@@ -137,7 +137,7 @@ def _read_book(path: Path, kind: Any) -> BookFile[Any]:
                     raise msgspec.DecodeError("not as it was written")
                 book.lines.append(decoder.decode(text))
                 sealed = sealed or fits is True
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 book.bad[number] = text.removesuffix(b"\n")
     return book
 

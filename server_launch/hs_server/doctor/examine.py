@@ -64,7 +64,10 @@ def examine(
     """
     wire = Wire(target.url, api_key=target.api_key)
     control = ControlFolder(target.scratch)
-    markers = sorted(control.live_markers(port=wire.port), key=lambda marker: (marker.dp_rank, marker.rank))
+    try:
+        markers = sorted(control.live_markers(port=wire.port), key=lambda marker: (marker.dp_rank, marker.rank))
+    except OSError as error:
+        raise _unusable(target, error) from None
     if not markers:
         _refuse_unarmed(wire, target)
     _refuse(target.url, marker_findings(markers, nonce=target.nonce, ranks=target.ranks))
@@ -75,8 +78,12 @@ def examine(
             passed = _canaries(wire, control, markers, target, longest=longest, notes=notes, pause=pause)
             write_pass(control, passed)
     except OSError as error:
-        raise StorageError(f"scratch {target.scratch} cannot be used: {error}\n  see to it, launch again") from None
+        raise _unusable(target, error) from None
     return passed
+
+
+def _unusable(target: Target, error: OSError) -> StorageError:
+    return StorageError(f"scratch {target.scratch} cannot be used: {error}\n  see to it, launch again")
 
 
 def _refuse_unarmed(wire: Wire, target: Target) -> NoReturn:

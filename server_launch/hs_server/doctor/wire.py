@@ -129,5 +129,5 @@ class Wire:
             raise WireError(f"HTTP {response.status}: {words}")
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise WireError(f"{path} is answered with something else than JSON") from None
