@@ -49,6 +49,7 @@ _MOVER_STARTS_S = 20.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `benchmarks.cases.Case`."""
     parser.add_argument("--largest", type=int, metavar="N", help="rows of the largest dataset (1000000, quick 1000)")
+    parser.add_argument("--stored", type=int, metavar="N", help="rows of the largest one with stored files (100000)")
     parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"), metavar="DIR", help="on a tmpfs")
     parser.add_argument(
         "--disk", type=Path, metavar="DIR", help="where datasets are made (default: a new folder in /tmp)"
@@ -60,7 +61,8 @@ def run(options: argparse.Namespace) -> Path:
     quick: bool = options.quick
     largest = options.largest or (_QUICK_SIZES[-1] if quick else _SIZES[-1])
     sizes = [rows for rows in (_QUICK_SIZES if quick else _SIZES) if rows <= largest]
-    payload_sizes = [rows for rows in (_QUICK_SIZES if quick else _PAYLOAD_SIZES) if rows <= largest]
+    stored = min(largest, options.stored or largest)
+    payload_sizes = [rows for rows in (_QUICK_SIZES if quick else _PAYLOAD_SIZES) if rows <= stored]
     file = ResultFile("scaling", options.out, quick=quick)
     body: dict[str, Any] = {"parameters": {"rows": sizes, "rows_with_payload": payload_sizes}, "rows": {}, "parts": {}}
     problems: list[str] = []

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hs_client.verify import heads as heads_module
 from hs_client.verify.content import RecordReader
-from hs_client.verify.heads import MIN_GROUP, odd_members
+from hs_client.verify.heads import MIN_GROUP, Beginnings, odd_members
 from hs_client.verify.mend import FileFacts, mend_ledgers, mend_manifests
 from hs_client.verify.sizes import MIN_SAMPLES, odd_values
 from hs_client.verify.tokens import Sketch, TokenMeans, verdict
@@ -154,6 +155,36 @@ def test_a_large_minority_is_at_fault_only_as_a_run_of_its_own(runs: str, told: 
     heads[6:] = 2
     assert len(heads) >= MIN_GROUP
     assert [member for member, _, _ in odd_members(heads.astype(np.float16), list(runs), dtype="bfloat16")] == told
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), max_size=40))
+def test_beginnings_are_grouped_as_a_dict_would_group_them(prompts: list[list[int]]) -> None:
+    """Each prompt is a list of hashes, one for each position that it has; its states say whose they are."""
+    kept = Beginnings()
+    naive: dict[tuple[int, int], list[int]] = {}
+    for number, hashes in enumerate(prompts):
+        states = np.array([[[number, at]] for at in range(len(hashes))], dtype=np.float16)
+        kept.add(2 * number, states, hashes)
+        for at, known in enumerate(hashes):
+            naive.setdefault((at, known), []).append(number)
+    found = list(kept.groups())
+    assert [(at, members) for at, members, _ in found] == [
+        (at, [2 * number for number in numbers]) for (at, _), numbers in naive.items() if len(numbers) >= MIN_GROUP
+    ]
+    for at, members, states in found:
+        assert states.tolist() == [[[member // 2, at]] for member in members]
+    kept.close()
+
+
+def test_a_group_too_large_is_judged_in_shares_that_hold_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_module, "_MOST", 10)
+    kept = Beginnings()
+    for number in range(24):
+        kept.add(number, np.full((1, 1, 1), number, dtype=np.float16), [7])
+    found = [(members, states[:, 0, 0].tolist()) for _, members, states in kept.groups()]
+    assert [members for members, _ in found] == [list(range(start, 24, 3)) for start in range(3)]
+    assert all(states == members for members, states in found)
+    kept.close()
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(MIN_SAMPLES, 60))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
+from array import array
 from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hs_client.verify.content import HEAD_POSITIONS, RecordFacts
 from hs_client.verify.findings import Finding
-from hs_client.verify.heads import MIN_GROUP, odd_members
+from hs_client.verify.heads import Beginnings, odd_members
 from hs_client.verify.sizes import odd_values
 from hs_client.verify.tokens import Match, Sketch, TokenMeans, verdict
 from hs_formats.index import IndexedSample
@@ -65,8 +65,8 @@ class _RowHashes:
 class SetComparison:
     """Takes the facts of every readable record, then says which ones fit in with no others.
 
-    A few hundred bytes a sample stay in memory; some channels of some tokens (32 kB a sample at most) go to a temporary
-    file, since they are needed twice.
+    A few hundred bytes a sample stay in memory; some channels of some tokens (33 kB a sample at most) go to temporary
+    files.
 
     Args:
         dtype: of the dataset.
@@ -77,11 +77,12 @@ class SetComparison:
         self._dtype = dtype
         self._slots = slots
         self._samples: list[IndexedSample] = []
-        self._log_rms: list[npt.NDArray[np.float32]] = []
-        self._spreads: list[npt.NDArray[np.float32]] = []
-        self._cosines: list[npt.NDArray[np.float32]] = []
-        self._cosine_spreads: list[npt.NDArray[np.float32]] = []
-        self._heads: dict[tuple[int, int], list[tuple[int, npt.NDArray[np.float16]]]] = defaultdict(list)
+        # Of all samples one after the other: an array object each would take many times the room.
+        self._log_rms = array("f")
+        self._spreads = array("f")
+        self._cosines = array("f")
+        self._cosine_spreads = array("f")
+        self._beginnings = Beginnings()
         self._rows = _RowHashes()
         self._spool = tempfile.TemporaryFile(prefix="hs-verify-")  # noqa: SIM115  # closed by __exit__
         self._spooled: list[int] = []
@@ -94,17 +95,18 @@ class SetComparison:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._spool.close()
+        self._beginnings.close()
 
     def add(self, sample: IndexedSample, facts: RecordFacts) -> None:
         """One record."""
         number = len(self._samples)
         self._samples.append(sample)
-        self._log_rms.append(facts.log_rms)
-        self._spreads.append(facts.spread)
-        self._cosines.append(facts.cosine)
-        self._cosine_spreads.append(facts.cosine_spread)
-        for at, head in enumerate(facts.heads):
-            self._heads[at, int(facts.prefix_hashes[HEAD_POSITIONS[at]])].append((number, head))
+        self._log_rms.extend(facts.log_rms)
+        self._spreads.extend(facts.spread)
+        self._cosines.extend(facts.cosine)
+        self._cosine_spreads.extend(facts.cosine_spread)
+        hashes = facts.prefix_hashes[list(HEAD_POSITIONS[: len(facts.heads)])]
+        self._beginnings.add(number, facts.heads, hashes.tolist())
         self._rows.add(number, facts)
         if self._means is None:
             self._means = TokenMeans(facts.sketch.states.shape[1])
@@ -116,9 +118,12 @@ class SetComparison:
 
     def rms(self) -> list[float]:
         """Typical RMS of a state, by slot; none without samples."""
-        if not self._log_rms:
+        if not self._samples:
             return []
-        return [float(value) for value in np.exp(np.median(np.stack(self._log_rms), axis=0))]
+        return [float(value) for value in np.exp(np.median(self._rows_of(self._log_rms), axis=0))]
+
+    def _rows_of(self, values: array[float]) -> npt.NDArray[np.float32]:
+        return np.frombuffer(values, dtype=np.float32).reshape(len(self._samples), -1)
 
     def findings(self, faulty: Collection[str] = ()) -> Iterator[Finding]:
         """What stands out, after the last `add`. All of it is suspicion; `faulty` samples are known to be wrong."""
@@ -146,13 +151,10 @@ class SetComparison:
 
     def _of_heads(self) -> Iterator[Finding]:
         told: set[int] = set()
-        for (at, _), members in self._heads.items():
-            if len(members) < MIN_GROUP:
-                continue
-            runs = [self._samples[number].rid.run for number, _ in members]
-            heads = np.stack([head for _, head in members])
+        for at, members, heads in self._beginnings.groups():
+            runs = [self._samples[number].rid.run for number in members]
             for odd, slot, off in odd_members(heads, runs, dtype=self._dtype):
-                number = members[odd][0]
+                number = members[odd]
                 if number not in told:
                     told.add(number)
                     text = (
@@ -165,11 +167,12 @@ class SetComparison:
         if not self._samples:
             return
         counts = [sample.n for sample in self._samples]
-        sizes = odd_values(np.stack(self._log_rms), np.stack(self._spreads), counts, floor=_SIZE_FLOOR)
+        sizes = odd_values(self._rows_of(self._log_rms), self._rows_of(self._spreads), counts, floor=_SIZE_FLOOR)
         for number, slot, off in sizes:
             text = f"{self._slots[slot]}: its states are {np.exp(off):.3g} times as large as the set's"
             yield self._finding("implausible size", number, text)
-        angles = odd_values(np.stack(self._cosines), np.stack(self._cosine_spreads), counts, floor=_COSINE_FLOOR)
+        cosines, spreads = self._rows_of(self._cosines), self._rows_of(self._cosine_spreads)
+        angles = odd_values(cosines, spreads, counts, floor=_COSINE_FLOOR)
         for number, slot, off in angles:
             text = f"{self._slots[slot]} and {self._slots[slot + 1]}: their cosine is off the set's by {off:+.3f}"
             yield self._finding("implausible angle", number, text)
