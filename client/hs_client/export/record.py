@@ -37,6 +37,9 @@ INCOMPLETE = "incomplete"
 LOCK = ".hs-export.lock"
 """Held by the process that writes the export."""
 
+_OF_SAFETENSORS = ".tmp" + 6 * "[A-Za-z0-9]"
+"""safetensors 0.8 writes beside the file that it was told, under a name that it draws."""
+
 
 def identity(settings: ExportSettings, info: DatasetInfo, *, model: str, serving: str) -> dict[str, Any]:
     """What must be the same for an export to be gone on with."""
@@ -88,8 +91,9 @@ def remove_temporaries(out: Path) -> None:
     Raises:
         OSError: one cannot be deleted.
     """
-    for file in out.rglob(".*.tmp"):
-        file.unlink(missing_ok=True)
+    for pattern in (".*.tmp", _OF_SAFETENSORS):
+        for file in out.rglob(pattern):
+            file.unlink(missing_ok=True)
 
 
 def other_files(out: Path, units: Collection[str]) -> list[str]:

@@ -30,7 +30,7 @@ from hs_client.export.errors import (
     OutInUse,
     WrongChoice,
 )
-from hs_client.export.record import LOCK
+from hs_client.export.record import LOCK, remove_temporaries
 from hs_client.export.settings import FORMATS, ExportSettings
 from hs_formats.durable import make_folders
 from hs_formats.errors import HsError, PreflightError, UsageError
@@ -376,6 +376,18 @@ def test_an_export_broken_off_anywhere_ends_like_an_undisturbed_one(
         break
     assert broken > 2
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_temporaries_of_every_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    """safetensors draws names of its own, beside the temporary that it is given."""
+    folder = tmp_path / "data" / "hidden_states"
+    folder.mkdir(parents=True)
+    gone = [folder / ".hs_1.safetensors.tmp", folder / ".tmpH9dDmP", tmp_path / ".hs-samples.jsonl.1.ab.tmp"]
+    kept = [folder / "hs_1.safetensors", folder / ".tmpfile-of-mine", tmp_path / ".hs-export.lock", tmp_path / "x.tmp"]
+    for path in (*gone, *kept):
+        path.touch()
+    remove_temporaries(tmp_path)
+    assert [path for path in (*gone, *kept) if path.exists()] == kept
 
 
 @pytest.mark.slow
