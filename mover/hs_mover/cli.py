@@ -80,7 +80,11 @@ class _LocationType(click.ParamType[Location]):
         if isinstance(value, (Path, ObjectUrl)):
             return value
         where = parse_location(value)
-        if isinstance(where, Path) and where.exists() and not where.is_dir():
+        try:
+            is_file = isinstance(where, Path) and where.exists() and not where.is_dir()
+        except OSError as error:
+            self.fail(f"Directory {value!r}: {error.strerror}.", param, ctx)
+        if is_file:
             self.fail(f"Directory {value!r} is a file.", param, ctx)
         return where
 

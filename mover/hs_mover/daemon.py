@@ -150,7 +150,11 @@ def _open_destination(config: MoverConfig) -> Destination:
         else:
             raise BadFolders(problem=f"--dst: {explain(error, dst)}") from error
     for src in config.sources:
-        if src.is_dir() and src.stat().st_dev == dst.stat().st_dev:
+        try:
+            shared = src.is_dir() and src.stat().st_dev == dst.stat().st_dev
+        except OSError as error:
+            raise BadFolders(problem=f"--src: {error}") from None
+        if shared:
             _log.warning("%s and %s are on one file system: moving frees only what compression saves", src, dst)
     return destination
 

@@ -39,6 +39,7 @@ def test_wrong_use_is_2(tmp_path: Path) -> None:
         (("--src", tmp_path, "--dst", tmp_path / "d", "--low", "0.9"), "--low 0.9"),
         (("--src", tmp_path, "--dst", tmp_path / "d", "--limit-rate", "0"), "--limit-rate 0"),
         (("--unknown",), "--unknown"),
+        (("--src", tmp_path, "--dst", tmp_path / ("x" * 300)), "File name too long"),
     ):
         result = run(*arguments)
         assert result.returncode == 2
@@ -57,6 +58,7 @@ def test_folders_that_cannot_be_are_3(tmp_path: Path) -> None:
         (("--src", src, "--src", src / "x", "--dst", tmp_path / "d"), "give each scratch once"),
         (("--src", src, "--dst", "/proc/nowhere"), "--dst"),
         (("--src", tmp_path / "link", "--dst", tmp_path / "d"), "is a link"),
+        (("--src", tmp_path / ("x" * 300), "--dst", tmp_path / "d"), "File name too long"),
     ):
         result = run(*arguments, "--once")
         assert result.returncode == 3, result.stderr
