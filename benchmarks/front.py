@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.cases import NAMES, find_case
 from benchmarks.checkout import ROOT
+from benchmarks.headlines import headlines
 from benchmarks.machine import NotHere
 from benchmarks.results import RESULTS, alike, latest, load, write_between_marks, write_latest
 from benchmarks.sizing import KIMI, Model, Plan, newest_sources, read_sources, sizing_text
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.results == RESULTS:
                 sources = newest_sources()
                 write_between_marks(SIZING, sizing_text(sources, read_sources(sources)))
+                write_between_marks(ROOT / "README.md", headlines())
         elif options.command == "sizing":
             sys.stdout.write(_sizing(options))
         elif options.name == "all":
