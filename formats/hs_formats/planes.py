@@ -163,16 +163,18 @@ def _split_16(block: Array, offsets: Array | None, planes: Sequence[Array], *, e
         np.right_shift(block, np.uint16(8), out=planes[0], casting="unsafe")
         planes[1][...] = block
         return
-    word = _scratch.get("word16", "<u2", shape)
+    word, shifted = _scratch.get("word16", "<u2", shape), _scratch.get("shifted16", "<u2", shape)
     if offsets is None:
         word[...] = block
     else:
         np.subtract(block, offsets, out=word)
-    np.right_shift(word, np.uint16(7), out=planes[0], casting="unsafe")  # the cast keeps the low byte
+    # Casts by assignment, which keeps the low byte: with `out` of another type the operands would be copied to buffers.
+    np.right_shift(word, np.uint16(7), out=shifted)
+    planes[0][...] = shifted
     np.bitwise_and(word, _SIGN_AND_LOW, out=word)
-    shifted = _scratch.get("shifted16", "<u2", shape)
     np.right_shift(word, np.uint16(8), out=shifted)
-    np.bitwise_or(word, shifted, out=planes[1], casting="unsafe")
+    np.bitwise_or(word, shifted, out=word)
+    planes[1][...] = word
 
 
 def merge_block(planes: Sequence[Array], words: Words, offsets: Array | None, out: Array) -> None:

@@ -26,7 +26,7 @@ __all__ = ["BadPart", "PartDigest", "ReadInto", "SourceChanged", "read_pieces"]
 ReadInto = Callable[[memoryview, int], int]
 """Reads into a buffer (first) from an offset (second) on, and says how many bytes came: 0 at the end."""
 
-_STEP_BYTES = 512 << 10
+_STEP_BYTES = 1 << 20
 """Read and looked at together: what was just read is still in the processor's cache."""
 
 _ID_BYTES = 8
