@@ -272,10 +272,10 @@ class Runner:
             lines = [_rejected(judged) for judged in rejected if not judged.known]
             if lines:
                 await self._ledger.commit(*lines)
-            await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
             for sample in samples:
                 if isinstance(sample, Ask) and self._generator is not None:
                     await self._generator.put(sample)
+            await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
         if self._generator is not None:
             await self._generator.finish()
         self._queue.end_input()

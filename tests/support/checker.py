@@ -64,7 +64,13 @@ class Reference:
         self.boundaries = list(boundaries)
         self._threads = threads
         self.tokenizer = AutoTokenizer.from_pretrained(str(model))
-        self._inner = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype).eval().model
+        model_with_head = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype).eval()
+        self._inner, self._head = model_with_head.model, model_with_head.lm_head
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """What follows each token: [n, vocabulary], from the last slot of `states`."""
+        with torch.inference_mode():
+            return self._head(states[:, -1]).float().clone()
 
     def states(self, ids: Sequence[int]) -> torch.Tensor:
         """Slots 0..k-1 are the residual stream at the boundaries, slot k the state after the final norm."""
