@@ -119,8 +119,10 @@ def _todo(
 def _measure(
     one: Contestant, target: Target, config: dict[str, Any], cells: Sequence[Cell], plan: dict[str, Any]
 ) -> dict[str, Any]:
+    plan = {**plan, "least_tokens": max(1, int(one.share * plan["least_tokens"]))}
     if one.kind == "server":
-        return measure_served(one, target, cells, **plan)
+        fitting = [cell for cell in cells if cell.tokens * cell.in_flight <= one.most_tokens]
+        return measure_served(one, target, fitting, **plan)
     target.scratch.mkdir(parents=True, exist_ok=True)
     try:
         return in_a_process(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hs_formats.errors import UsageError
 
-__all__ = ["Cell", "chosen", "parse_cells"]
+__all__ = ["MOST_TOKENS_IN_FLIGHT", "Cell", "chosen", "parse_cells"]
 
 MOST_TOKENS_IN_FLIGHT = 600_000
 """More states than this do not lie in a tmpfs at a time."""

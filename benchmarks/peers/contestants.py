@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.peers.cells import MOST_TOKENS_IN_FLIGHT
 from benchmarks.serving import Plugin, Target
 
 __all__ = ["BASELINE", "CONTESTANTS", "Contestant", "absent"]
@@ -25,6 +26,8 @@ class Contestant:
         arguments: of SGLang.
         over_http: states come in the answers, and the client writes them.
         gz: a loop writes ``.ckpt.gz`` instead of ``.pt``.
+        share: of a block's tokens that slow ones get.
+        most_tokens: in flight; cells with more are left out.
     """
 
     name: str
@@ -36,6 +39,8 @@ class Contestant:
     arguments: tuple[str, ...] = ()
     over_http: bool = False
     gz: bool = False
+    share: float = 1.0
+    most_tokens: int = MOST_TOKENS_IN_FLIGHT
 
     @property
     def captures(self) -> bool:
@@ -61,6 +66,8 @@ CONTESTANTS: dict[str, Contestant] = {
             says="SGLang's return_hidden_states over HTTP (last state only), torch.save",
             arguments=("--enable-return-hidden-states",),
             over_http=True,
+            share=0.1,
+            most_tokens=16_000,  # a token is 40 kB of JSON, which server and client both hold
         ),
         Contestant(name="transformers-pt", says="transformers, one prompt at a time, torch.save", kind="loop"),
         Contestant(
@@ -68,6 +75,7 @@ CONTESTANTS: dict[str, Contestant] = {
             says="the same, files as SpecForge writes them (.ckpt.gz)",
             kind="loop",
             gz=True,
+            share=0.1,
         ),
         Contestant(
             name="capture-spread",

@@ -128,6 +128,25 @@ def test_only_what_is_alike_is_put_together(tmp_path: Path, monkeypatch: pytest.
     assert [list(found["runs"][0]) for found in alike(other, "peers", tmp_path)] == [["of other code"]]
 
 
+def test_report_puts_runs_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(machine, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(machine, "describe", lambda: {"name": "h200", "gpus": ["NVIDIA H200"], "cores": 16})
+    for run in ({BASELINE: _one(c8_4=[100.0])}, {BASELINE: _one(c8_4=[90.0]), "http": _one(c8_4=[9.0])}):
+        body = {"label": "m", "parameters": {"model": "m"}, "runs": [run], "absent": {}, "left": [], "ratios": {}}
+        ResultFile("peers", tmp_path, label="m").save(body, complete=True, problems=[])
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr("benchmarks.peers.case.plot", lambda record, path: shown.append(record))
+    assert main(["report", "peers", "--results", str(tmp_path)]) == 0
+    (record,) = shown
+    assert [list(run) for run in record["runs"]] == [[BASELINE], [BASELINE, "http"]]
+    assert record["ratios"]["http"]["c8x4"]["value"] == pytest.approx(0.1)
+    text = table(record)
+    assert "m on 1 × NVIDIA H200" in text
+    assert "2 runs" in text
+    assert "| 9 (0.100) |" in text
+    assert capsys.readouterr().out.count(".png") == 1
+
+
 def test_states_of_an_answer_are_those_of_the_prompt(tmp_path: Path) -> None:
     answer = {"meta_info": {"hidden_states": [[[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0]]}}
     states = states_of_answer(json.dumps(answer).encode())
