@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -22,7 +23,7 @@ CHUNK = 8192
 RANKS = 8
 TOKENS_PER_S = 10_000
 PROMPT = 4096
-HIGH = MoverConfig.__dataclass_fields__["high"].default
+HIGH: float = inspect.signature(MoverConfig).parameters["high"].default
 
 
 def row(gib: int) -> str:

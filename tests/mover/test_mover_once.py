@@ -16,6 +16,7 @@ from hs_formats.control import ControlFolder
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.hashing import ids_xxh3, xxh3_hex
 from hs_formats.names import PartName, temporary_name
+from hs_formats.regular import open_regular
 from hs_formats.stored import read_stored
 from hs_mover import books, housekeeping, lane
 from hs_mover.daemon import NotMoved
@@ -448,7 +449,7 @@ def test_manifests_are_read_once_at_start_however_many_runs_there_were(
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[1:]))  # the first one was lost with the mover
     passes: list[Path] = []
-    opened = books.open_regular
+    opened = open_regular
 
     def count(path: Path, **options: Any) -> Any:
         if path == manifest:
