@@ -13,6 +13,7 @@ STANDARD_LIBRARY_ONLY = [
     "codec_names",
     "container",
     "control",
+    "control_state",
     "doctor_pass",
     "durable",
     "errors",
