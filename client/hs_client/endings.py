@@ -14,6 +14,7 @@ from hs_client.outcomes import Outcome, ledger_lines
 from hs_client.row_error import OTHER_CONTENT
 from hs_client.tally import Tally
 from hs_client.work import Item, WorkQueue
+from hs_formats.hashing import content_number
 from hs_formats.ledger import Failed, Rejected
 from hs_formats.names import MAX_ATTEMPT
 
@@ -128,7 +129,7 @@ class Endings:
     async def done_elsewhere(self, item: Item, content: int) -> None:
         """Another client has got the sample done meanwhile, as the row with this `content`; 0 where nobody knows it."""
         sample = item.sample
-        if content and sample.content and content != int(sample.content, 16):
+        if content and sample.content and content != content_number(sample.content):
             reason = f"id {sample.sample_id!r} is done already, by another client, {OTHER_CONTENT}"
             await self._ledger.commit(Rejected(sample_id="", row=sample.where, reason=reason))
             self._tally.reject(sample.where, reason, planned=False)

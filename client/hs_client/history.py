@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hs_client.digests import DigestTable
 from hs_client.rows import digest
 from hs_formats.dataset import DatasetPaths
+from hs_formats.hashing import content_number
 from hs_formats.ledger import Done, Failed, Intent, Rejected, RunStarted, iter_ledger
 from hs_formats.names import run_of_rid
 
@@ -63,7 +64,7 @@ class History:
         """Forget open intents for other rows than the one of `content`: their records must not be adopted for it."""
         if key not in self.open:
             return
-        kept = [i for i in self.open[key] if not i.content or int(i.content, 16) == content]
+        kept = [i for i in self.open[key] if content_number(i.content) in (0, content)]
         if kept:
             self.open[key] = kept
         else:
@@ -108,7 +109,7 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
                     history.rejected[key] = line.reason
                     turned_down.pop(key, None)
                     if line.content:
-                        turned_down[key] = int(line.content, 16)
+                        turned_down[key] = content_number(line.content)
                     history.short[key] = line.context_tokens
                 case RunStarted():
                     started_at = line.started_at
@@ -136,7 +137,7 @@ def read_history(paths: DatasetPaths, *, live_runs: Collection[str] = ()) -> His
 def _note_done(history: History, key: bytes, line: Done) -> None:
     # Of two records the first one counts, for `DatasetIndex` too: what that is of is what is done.
     if not history.done.get(key):
-        history.done[key] = int(line.content or "0", 16)
+        history.done[key] = content_number(line.content)
 
 
 def _rate(path: Path, started_at: str, tokens: int) -> RunRate | None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from hs_client.digests import DigestTable
 from hs_client.rows import digest
+from hs_formats.hashing import content_number
 from hs_formats.jsonl import TailReader
 from hs_formats.ledger import Done, Intent, LedgerLine, iter_ledger
 from hs_formats.names import run_of_rid
+from hs_formats.regular import open_regular
 
 __all__ = ["Conflict", "Meanwhile"]
 
@@ -65,7 +67,7 @@ class Meanwhile:
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 name = entry.name
-                if not name.endswith(".jsonl") or name == self._own:
+                if not name.endswith(".jsonl") or name == self._own or not entry.is_file():
                     continue
                 size = entry.stat().st_size
                 if size == self._read_bytes.get(name, 0):
@@ -83,7 +85,7 @@ class Meanwhile:
         fresh, self._fresh = self._fresh, []
         for line in fresh:
             if isinstance(line, Done) and self._ours(line.sample_id):
-                self._done.setdefault(digest(line.sample_id), int(line.content or "0", 16))
+                self._done.setdefault(digest(line.sample_id), content_number(line.content))
 
     def content(self, sample_id: str) -> int | None:
         """The content, 0 where no ledger has it, of a sample that somebody else has got done; None where nobody has."""
@@ -104,9 +106,9 @@ class Meanwhile:
         for line in iter_ledger(self._folder / self._own):
             if isinstance(line, Intent) and self.content(line.sample_id):
                 rows[line.rid] = line.row
-            elif isinstance(line, Done) and line.content:
+            elif isinstance(line, Done) and (content := content_number(line.content)):
                 other = self.content(line.sample_id)
-                if other and other != int(line.content, 16):
+                if other and other != content:
                     ours.setdefault(line.sample_id, (line.rid, rows.get(line.rid, "")))
         found: dict[str, Conflict] = {}
         for line in self._others() if ours else ():
@@ -130,7 +132,7 @@ def _is_done(line: bytes) -> bool:
 def _line_start(path: Path, at: int) -> int:
     """The start of the line of which byte `at` is a part: the last read may have met half a line."""
     begin = max(0, at - _BACK_BYTES)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(begin)
         before = file.read(at - begin)
     return begin + before.rfind(b"\n") + 1

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
-__all__ = ["XXH3", "ids_bytes", "ids_xxh3", "row_content", "row_sample_id", "xxh3_hex"]
+__all__ = ["XXH3", "content_number", "ids_bytes", "ids_xxh3", "row_content", "row_sample_id", "xxh3_hex"]
 
 XXH3 = xxhash.xxh3_128
 """The streaming hash behind every ``*_xxh3`` field; written as 32 lower-case hex digits."""
 
+_DIGITS = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _CONTENT = (
     *("chat_template_kwargs", "completion", "conversations", "input_ids", "loss_mask", "messages"),
     *("prompt", "response", "system", "text", "tools"),
@@ -50,6 +52,11 @@ def row_sample_id(row: Mapping[str, Any]) -> str:
 def row_content(row: Mapping[str, Any]) -> str:
     """16 hex digits that change when anything of a row changes that decides about its tokens or its loss mask."""
     return hashlib.sha256(_canonical({key: row[key] for key in _CONTENT if row.get(key) is not None})).hexdigest()[:16]
+
+
+def content_number(content: str) -> int:
+    """A `row_content` as a number below 2^64; 0 where it is empty or was damaged."""
+    return int(content, 16) if _DIGITS.fullmatch(content) else 0
 
 
 def _canonical(row: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -13,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from chain import MoverProcess, running_mover, wait_until
 from client_runs import Ledgers, argv, check_records, client, prompts, start
 from fake_server import Act, serving
 from hs_client.claim import hold_claim, live_runs
+from hs_client.history import read_history
+from hs_client.rows import digest
 from hs_client.status_command import dataset_lines
 from hs_formats.control import ControlFolder
+from hs_formats.dataset import DatasetPaths
 from hs_formats.errors import PreflightError
-from hs_formats.hashing import row_content
-from hs_formats.ledger import Done, Rejected
+from hs_formats.hashing import content_number, row_content
+from hs_formats.jsonl import AppendLog
+from hs_formats.ledger import Done, Intent, Rejected
 from part_factory import random_record, write_dataset
 
 
@@ -48,6 +54,30 @@ def test_content_is_what_decides_about_tokens_and_mask() -> None:
     ]
     assert {row_content(each) for each in same} == {row_content(row)}
     assert len({row_content(each) for each in [row, *other]}) == 1 + len(other)
+
+
+@settings(deadline=None)
+@given(
+    content=st.one_of(st.text(max_size=40), st.sampled_from(["f" * 16, "f" * 17, "-1", "0x1", "1_0", "zz", "F" * 16]))
+)
+def test_a_ledger_whose_contents_were_damaged_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory, content: str
+) -> None:
+    paths = DatasetPaths(tmp_path_factory.mktemp("set"))
+    paths.create()
+    rids = [f"hs-00000001-{row:08d}-00" for row in range(2)]
+    with AppendLog(paths.ledger_file("00000001")) as log:
+        for rid in rids:
+            log.append([Intent(sample_id=rid, rid=rid, n=1, ids_xxh3="", mask=[], content=content)])
+        log.append([Done(sample_id=rids[0], rid=rids[0], content=content)])
+        log.append([Rejected(sample_id="r", row="f:1", reason="no", content=content)])
+    found = read_history(paths)
+    known = content_number(content)
+    assert known == (int(content, 16) if re.fullmatch("[0-9a-f]{16}", content, re.ASCII) else 0)
+    assert found.done.get(digest(rids[0])) == known
+    assert found.content.get(digest("r"), 0) == known
+    found.drop_changed(digest(rids[1]), 5)
+    assert (digest(rids[1]) in found.open) == (known in (0, 5)), "what nobody knows is no change"
 
 
 def test_a_row_that_changed_under_its_id_is_no_longer_done_nor_rejected(mover: MoverProcess, tmp_path: Path) -> None:
