@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,19 @@ def run_chain(
             try:
                 named = {pid: f"server: {_title(pid)}" for pid in _server_pids(server)}
                 named |= {mover.process.pid: "mover", client.pid: "client"}
-                memory = _watch(named, client, seconds, problems, keep)
+                alive = {"mover": mover.process, "client": client}
+                memory = _watch(named, alive, seconds, problems, keep)
                 client.send_signal(signal.SIGINT)
                 if (code := client.wait(_END_S)) != 130:
-                    said = log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
-                    problems.append(f"the client ended with {code} instead of 130: …{said}")
+                    problems.append(f"the client ended with {code} instead of 130: …{_last_words(log)}")
             finally:
                 client.kill()
                 client.wait()
             end_s = time.monotonic() + _END_S
-            while server.parts() and time.monotonic() < end_s:
+            while server.parts() and mover.process.poll() is None and time.monotonic() < end_s:
                 time.sleep(0.2)
+            if mover.process.poll() is not None:
+                problems.append(f"the mover had ended: …{_last_words(mover.log)}")
             if server.parts():
                 problems.append("scratch was not drained")
     finally:
@@ -83,6 +85,10 @@ def _write_prompts(path: Path, count: int) -> Path:
             ids = [draw.randrange(3, 500) for _ in range(draw.randint(*_TOKENS))]
             file.write(json.dumps({"id": f"r{number}", "input_ids": ids}) + "\n")
     return path
+
+
+def _last_words(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").strip()[-500:]
 
 
 def _server_pids(server: Server) -> list[int]:
@@ -108,7 +114,7 @@ def _title(pid: int) -> str:
 
 def _watch(
     named: dict[int, str],
-    client: subprocess.Popen[bytes],
+    alive: Mapping[str, subprocess.Popen[bytes]],
     seconds: float,
     problems: list[str],
     keep: Callable[[Memory], None],
@@ -123,8 +129,9 @@ def _watch(
         if at_s - kept_s > _KEEP_EVERY_S:
             kept_s = at_s
             keep(memory)
-        if client.poll() is not None:
-            problems.append(f"the client ended with {client.returncode} after {at_s:.0f} s")
+        ended = {name: code for name, process in alive.items() if (code := process.poll()) is not None}
+        if ended:
+            problems += [f"the {name} ended with {code} after {at_s:.0f} s" for name, code in ended.items()]
             break
         time.sleep(max(0.25, seconds / _SAMPLES))
     return {name: rows for name, rows in memory.items() if rows}
