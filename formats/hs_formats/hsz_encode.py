@@ -140,6 +140,39 @@ class _Feed:
         return "" if self._digest is None else self._digest.hexdigest()
 
 
+class _HuffmanPlane:
+    """A plane [rows, channels] that is filled block by block and coded as a whole."""
+
+    def __init__(self, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> None:
+        self._whole = np.empty(shape, np.uint8)
+        self.targets: list[Array] = [self._whole[start:stop] for start, stop in blocks]
+
+    def filled(self, number: int) -> None:
+        del number
+
+    def frame(self) -> bytes | memoryview:
+        return huffman_frame(self._whole.data)
+
+
+class _RawPlane:
+    """The same, left as it is: its blocks are those of the frame."""
+
+    def __init__(self, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> None:
+        channels = shape[1]
+        self._frame = RawFrame(shape[0] * channels, block_rows(channels) * channels)
+        self.targets: list[Array] = [
+            np.frombuffer(view, np.uint8).reshape(stop - start, channels)
+            for view, (start, stop) in zip(self._frame.blocks, blocks, strict=True)
+        ]
+
+    def filled(self, number: int) -> None:
+        """While the block is in the cache."""
+        self._frame.filled(number)
+
+    def frame(self) -> bytes | memoryview:
+        return self._frame.close()
+
+
 class _FloatsCoder:
     """One tensor, group by group."""
 
@@ -188,28 +221,14 @@ class _FloatsCoder:
                 yield huffman_frame(content) if coding else raw_frame(content, block_bytes)
 
     def _slot(self, words: Array, offsets: Array | None, coded: list[bool]) -> Iterator[bytes | memoryview]:
-        rows, channels = words.shape
-        count, kind = self.floats.words.itemsize, self.floats.words
-        step_bytes = block_rows(channels) * channels
-        raw = [None if worth else RawFrame(rows * channels, step_bytes) for worth in coded]
-        whole = [np.empty((rows, channels), np.uint8) if worth else None for worth in coded]
-        for number, (start, stop) in enumerate(row_blocks(rows, channels)):
-            planes: list[Array] = []
-            for plane in range(count):
-                frame, array = raw[plane], whole[plane]
-                if frame is not None:
-                    planes.append(np.frombuffer(frame.blocks[number], np.uint8).reshape(stop - start, channels))
-                elif array is not None:
-                    planes.append(array[start:stop])
-            split_block(words[start:stop], kind, offsets, planes)
-            for frame in raw:
-                if frame is not None:
-                    frame.filled(number)
-        for frame, array in zip(raw, whole, strict=True):
-            if frame is not None:
-                yield frame.close()
-            elif array is not None:
-                yield huffman_frame(array.data)
+        blocks = list(row_blocks(*words.shape))
+        planes = [(_HuffmanPlane if coding else _RawPlane)(words.shape, blocks) for coding in coded]
+        for number, (start, stop) in enumerate(blocks):
+            split_block(words[start:stop], self.floats.words, offsets, [plane.targets[number] for plane in planes])
+            for plane in planes:
+                plane.filled(number)
+        for plane in planes:
+            yield plane.frame()
 
     def _worth_coding(self, words: Array) -> list[list[bool]]:
         """Of each slot, whether each plane is."""

@@ -81,13 +81,18 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
+        self._shaped: dict[str, Array] = {}
 
     def get(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        last = self._shaped.get(name)
+        if last is not None and last.shape == shape:  # as for all blocks of a tensor but the last
+            return last
         count = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or len(array) < count:
             array = self._arrays[name] = np.empty(max(count, BLOCK_WORDS), dtype)
-        return array[:count].reshape(shape)
+        shaped = self._shaped[name] = array[:count].reshape(shape)
+        return shaped
 
 
 _scratch = _Scratch()

@@ -44,6 +44,7 @@ def _small_pieces() -> Iterator[None]:
         mock.patch.object(layouts, "_CHUNK_BYTES", 160),
         mock.patch.object(layouts, "_GROUP_BYTES", 400),
         mock.patch.object(planes, "BLOCK_WORDS", 24),
+        mock.patch("hs_formats.hsz_encode.BLOCK_WORDS", 24),
         mock.patch.object(planes, "_NONE_BELOW_ROWS", 4),
         mock.patch.object(planes, "_OCTAVES_BELOW_ROWS", 12),
     ):
@@ -133,6 +134,17 @@ def test_any_file_comes_back_whole_and_in_parts(
         opened.read_slot(segment, slot, first, rows[:, 1])
         assert (rows[:, 1] == words[first:behind, slot]).all()
         assert not rows[:, 0].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(files(), st.sampled_from(PLANES))
+def test_slots_taken_together_are_stored_as_slot_by_slot(file: tuple[bytes, Layout], codec: str) -> None:
+    data, layout = file
+    with mock.patch("hs_formats.hsz_encode.BLOCK_WORDS", 0):
+        slot_by_slot = _encode(data, layout, codec)
+    with mock.patch("hs_formats.hsz_encode.BLOCK_WORDS", 1 << 30):
+        together = _encode(data, layout, codec)
+    assert together == slot_by_slot
 
 
 @settings(max_examples=60, deadline=None)
