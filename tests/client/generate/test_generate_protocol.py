@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,6 @@ from hs_formats.responses import iter_facts
 Rows = list[dict[str, Any]]
 
 GREEDY = {"temperature": 0.0, "sampling_seed": 0, "max_new_tokens": 2048}
-
-
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
 
 
 def questions(count: int) -> Rows:
