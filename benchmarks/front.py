@@ -120,15 +120,20 @@ def _run_all(options: argparse.Namespace) -> int:
             _run(name, make_parser().parse_args(argv))
             endings.append(f"{name:<12} done")
         except NotHere as error:
-            endings.append(f"{name:<12} SKIPPED: {error}")
+            endings.append(f"{name:<12} SKIPPED: {_first_line(error)}")
         except UsageError as error:  # the long form of some cases needs to be told what to measure
             code = code or (error.exit_code if options.quick else 0)
-            endings.append(f"{name:<12} {'FAILED' if options.quick else 'SKIPPED'}: {error}")
+            endings.append(f"{name:<12} {'FAILED' if options.quick else 'SKIPPED'}: {_first_line(error)}")
         except HsError as error:
             code = code or error.exit_code
-            endings.append(f"{name:<12} FAILED: {error}")
+            sys.stderr.write(f"error: {name}: {error}\n")
+            endings.append(f"{name:<12} FAILED: {_first_line(error)}")
     sys.stdout.write("\n".join(["", *endings, *(f"{name:<12} SKIPPED: --skip" for name in options.skip), ""]))
     return code
+
+
+def _first_line(error: HsError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _run(name: str, options: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ def test_all_goes_on_after_a_failure_and_ends_with_its_code(
 ) -> None:
     endings: dict[str, HsError | str | None] = {
         "good": None,
-        "gone": ServerLost("the server died"),
+        "gone": ServerLost("the server died\n  see its log"),
         "elsewhere": NotHere("no GPU here"),
         "bad": "a request failed",
         "last": None,
@@ -64,7 +64,9 @@ def test_all_goes_on_after_a_failure_and_ends_with_its_code(
     code, cases = _all(monkeypatch, tmp_path, endings, "--quick")
     assert code == ServerLost.exit_code
     assert all(len(case.ran) == 1 and case.ran[0].quick and case.ran[0].own == "of the case" for case in cases.values())
-    lines = capsys.readouterr().out.splitlines()[-5:]
+    captured = capsys.readouterr()
+    assert "see its log" in captured.err
+    lines = captured.out.splitlines()[-5:]
     assert [line.split()[:2] for line in lines] == [
         ["good", "done"],
         ["gone", "FAILED:"],
