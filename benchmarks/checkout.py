@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "make_importable", "server_path", "use_test_support", "write_dist_info"]
+__all__ = [
+    "ROOT",
+    "make_importable",
+    "program",
+    "program_environment",
+    "server_path",
+    "use_test_support",
+    "write_dist_info",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,6 +38,16 @@ def make_importable() -> None:
     """Let ``hs_formats`` and its siblings be imported from the checkout where hs-extract is not installed."""
     if importlib.util.find_spec("hs_formats") is None:
         sys.path[:0] = _folders()
+
+
+def program(package: str) -> list[str]:
+    """The command of our program in `package`, such as ``hs_mover``, installed or not; see `program_environment`."""
+    return [sys.executable, "-c", f"from {package}.cli import main; main()"]
+
+
+def program_environment() -> dict[str, str]:
+    """The environment with this checkout first on the import path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_folders()])}
 
 
 def use_test_support() -> None:

@@ -1,4 +1,7 @@
-"""Results of several runs as one: each has measured some contestants, beside the baseline or not. Pure functions."""
+"""Results of several runs as one: each has measured some contestants, beside the baseline or not. Pure functions.
+
+A run has contestants by name, each with ``cells``: tokens/s of its blocks by cell.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.accrue import Run, put_together
 from benchmarks.peers.contestants import BASELINE
 from benchmarks.sampling import paired_ratio, ratio_of_medians
 
 __all__ = ["merge", "rates", "ratios"]
 
-Run = Mapping[str, Any]
-"""Contestants of one run by name, each with ``cells``: tokens/s of its blocks by cell."""
-
 
 def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The newest record with the runs of all of them, oldest first, and the ratios over these."""
-    runs = [run for record in records for run in record["runs"]]
-    newest = records[-1]
-    absent = {name: why for record in records for name, why in record["absent"].items()}
-    seen = {name for run in runs for name in run}
-    left = sorted({name for record in records for name in record["left"]} - seen)
-    return {**newest, "runs": runs, "absent": absent, "left": left, "ratios": ratios(runs)}
+    return put_together(records, ratios)
 
 
 def rates(runs: Sequence[Run], name: str, cell: str) -> list[float]:

@@ -6,21 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.checkout import ROOT
+from benchmarks.checkout import program, program_environment
 from hs_formats.control import ControlFolder, used_bytes
 from hs_formats.manifest import ManifestReader
 
 __all__ = ["Observed", "check_stored"]
 
 _SAMPLE_S = 0.25
-_FOLDERS = ("formats", "server_launch", "mover", "client")
 
 
 class Observed:
@@ -40,17 +38,15 @@ class Observed:
         self._scratch = scratch
         self._control = ControlFolder(scratch)
         self._log = log
-        code = "from hs_mover.cli import main; main()"
         arguments = ["--src", str(scratch), "--dst", str(dst), "--log-format", "json", *options]
-        self._command: list[str] = wrap([sys.executable, "-c", code, *arguments])
+        self._command: list[str] = wrap([*program("hs_mover"), *arguments])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch")
         self._began_s = 0.0
 
     def __enter__(self) -> Self:
-        path = os.pathsep.join([str(ROOT), *(str(ROOT / name) for name in _FOLDERS)])
         with self._log.open("ab") as file:
-            self._process = subprocess.Popen(self._command, env={**os.environ, "PYTHONPATH": path}, stderr=file)
+            self._process = subprocess.Popen(self._command, env=program_environment(), stderr=file)
         while self._control.read_mover() is None and self._process.poll() is None:
             time.sleep(0.05)
         self._began_s = time.monotonic()
