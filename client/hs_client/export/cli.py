@@ -9,6 +9,7 @@ import click
 
 from hs_client.dataset_argument import DatasetArgument
 from hs_client.export.settings import ALGORITHMS, FORMATS, ExportSettings, default_jobs, parse_serving
+from hs_client.options import PROGRESS_INTERVAL
 from hs_client.saying import say
 from hs_formats.location import Location
 
@@ -72,14 +73,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     metavar="N",
     help="Files in work at a time, each with some four copies of a sample in memory.  [default: cores, 4 at most]",
 )
-@click.option(
-    "--progress-interval",
-    type=click.FloatRange(0.1),
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between lines where there is no terminal.",
-)
+@PROGRESS_INTERVAL
 def export(
     dataset: Location,
     format_name: str,
