@@ -2,16 +2,20 @@
 
 Usage: python -m benchmarks.mover.one_by_one SRC DST [--grouped]
 
-One by one, each file is written, synced, renamed, noted and unlinked before the next is begun. Grouped, 256 files are
-written, then `hs_mover.syncer` does the syncs and renames, then their lines are written and synced together.
+One by one, each file is written, synced, renamed, noted and unlinked before the next is begun. Grouped, files are
+written one after the other while `hs_mover.syncer` does the syncs and renames of those before, and a third thread
+writes and syncs the lines of all that are through and unlinks them: as in the mover.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.checkout import make_importable
@@ -53,30 +57,47 @@ def grouped(paths: Sequence[Path], dst: Path, log: int) -> None:
     meter = Meter()
     syncer = Syncer(meter)
     syncer.start()
-    for first in range(0, len(paths), MAX_GROUP):
-        group = paths[first : first + MAX_GROUP]
-        waiting, errors = threading.Semaphore(0), list[Exception]()
+    stored: queue.SimpleQueue[tuple[Path, int] | Exception] = queue.SimpleQueue()
+    room = threading.Semaphore(2 * MAX_GROUP)
+    errors: list[Exception] = []
 
-        def done(
-            error: Exception | None, *, waiting: threading.Semaphore = waiting, errors: list[Exception] = errors
-        ) -> None:
-            errors.extend([error] if error else [])
-            waiting.release()
+    def done(path: Path, size: int, error: Exception | None) -> None:
+        stored.put(error or (path, size))
 
-        outcomes: list[Outcome] = []
-        for path in group:
-            written = write_file(dst / path.name, [path.read_bytes()], mover_id="bench", meter=meter)
-            outcomes.append(Outcome(identity=Identity(0, 0, 0, 0), line=None, written=written, folders=(dst,)))
-        for outcome in outcomes:
-            syncer.submit(outcome, done)
-        for _ in outcomes:
-            waiting.acquire()
-        if errors:
-            raise errors[0]
-        _note(log, [(path.name, path.stat().st_size) for path in group])
-        for path in group:
-            path.unlink()
+    noting = threading.Thread(target=_note_all, args=(len(paths), log, stored, room, errors))
+    noting.start()
+    for path in paths:
+        room.acquire()
+        data = path.read_bytes()
+        written = write_file(dst / path.name, [data], mover_id="bench", meter=meter)
+        outcome = Outcome(identity=Identity(0, 0, 0, 0), line=None, written=written, folders=(dst,))
+        syncer.submit(outcome, functools.partial(done, path, len(data)))
+    noting.join()
     syncer.close()
+    if errors:
+        raise errors[0]
+
+
+def _note_all(
+    count: int,
+    log: int,
+    stored: queue.SimpleQueue[tuple[Path, int] | Exception],
+    room: threading.Semaphore,
+    errors: list[Exception],
+) -> None:
+    """Note and unlink `count` files as they come."""
+    while count:
+        group = [stored.get()]
+        with suppress(queue.Empty):
+            while True:
+                group.append(stored.get_nowait())
+        files = [item for item in group if not isinstance(item, Exception)]
+        errors.extend(item for item in group if isinstance(item, Exception))
+        _note(log, [(path.name, size) for path, size in files])
+        for path, _ in files:
+            path.unlink()
+        count -= len(group)
+        room.release(len(group))
 
 
 def main(src: Path, dst: Path, move: Callable[[Sequence[Path], Path, int], None]) -> None:
