@@ -110,7 +110,7 @@ def _same_ids(paths: DatasetPaths, intent: Intent, parts: tuple[ManifestLine, ..
     digest = xxhash.xxh3_128()
     for line in parts:
         try:
-            data = read_stored(paths.stored_file(line.path))
+            data = read_stored(paths.stored(line.path))
             span = inspect_part(BytesIO(data), line.name).input_ids
         except (OSError, FormatError):
             return False

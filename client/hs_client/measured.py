@@ -26,6 +26,8 @@ def measure_room(paths: DatasetPaths, mover: MoverState, history: History) -> Ro
     """Space at the destination, and what earlier runs of the dataset tell."""
     free_bytes = free_files = None
     try:
+        if not paths.local:
+            raise OSError("an object store does not fill")
         found = os.statvfs(paths.root if paths.root.is_dir() else paths.root.parent)
     except OSError:
         pass

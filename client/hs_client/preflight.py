@@ -13,8 +13,9 @@ from hs_client._http import Denied, RequestError, ServerClient, api_key, shared_
 from hs_client.errors import DatasetMismatch, DestinationBroken, NoMover, NoPlugin, NoServer, ServerDenies
 from hs_client.settings import server_port
 from hs_formats.control import ControlFolder, Marker, MoverState, now_s
-from hs_formats.dataset import DatasetInfo, DatasetPaths
+from hs_formats.dataset import DatasetInfo, DatasetPaths, dataset_paths
 from hs_formats.errors import FormatError, PreflightError
+from hs_formats.location import parse_location
 
 __all__ = ["Place", "ServerFacts", "check_dataset", "check_mover", "check_server", "find_place", "marker_differences"]
 
@@ -62,6 +63,7 @@ def find_place(scratch: Path, dataset: str) -> Place:
 
     Raises:
         NoMover: none ever ran on this scratch.
+        DestinationBroken: the books of the dataset cannot be fetched from an object store.
     """
     control = ControlFolder(scratch)
     try:
@@ -71,7 +73,11 @@ def find_place(scratch: Path, dataset: str) -> Place:
     if mover is None:
         reason = "none ever did" if scratch.is_dir() else "there is no such folder"
         raise NoMover(scratch=scratch, reason=reason)
-    return Place(control, mover, DatasetPaths(Path(mover.dst) / dataset))
+    try:
+        paths = dataset_paths(parse_location(mover.dst) / dataset)
+    except OSError as error:
+        raise DestinationBroken(path=mover.dst, reason=error.strerror or error) from None
+    return Place(control, mover, paths)
 
 
 def check_mover(place: Place) -> MoverState:
@@ -164,7 +170,7 @@ def check_dataset(paths: DatasetPaths, info: DatasetInfo, *, create: bool) -> bo
         DestinationBroken: the destination cannot be written or what lies there is no dataset.
     """
     try:
-        if not paths.root.parent.is_dir():
+        if paths.local and not paths.root.parent.is_dir():
             raise DestinationBroken(path=paths.root.parent, reason="the mover's destination is no folder here")
         new = False
         if create:
@@ -172,12 +178,12 @@ def check_dataset(paths: DatasetPaths, info: DatasetInfo, *, create: bool) -> bo
             new = paths.write_info(info)
         there = paths.read_info()
     except (OSError, FormatError) as error:
-        raise DestinationBroken(path=paths.root, reason=error) from None
+        raise DestinationBroken(path=paths.shown, reason=error) from None
     if there is None and not create:
         return True
     if there is None:
         raise DestinationBroken(path=paths.info, reason="it vanished")
     differences = there.differences(info)
     if differences:
-        raise DatasetMismatch(path=paths.root, differences="; ".join(differences))
+        raise DatasetMismatch(path=paths.shown, differences="; ".join(differences))
     return new

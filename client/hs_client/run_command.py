@@ -210,7 +210,7 @@ def _facts(progress: Progress, settings: RunSettings, *, sites: Sites, plan: Pla
         limit = f"limit {show_bytes(mover.limit_bytes)} of {show_bytes(mover.capacity_bytes)}"
         progress.say(f"scratch    {place.control.scratch}: {limit}")
     if sites.place is not None:
-        progress.say(f"dataset    {sites.place.paths.root}")
+        progress.say(f"dataset    {sites.place.paths.shown}")
     c = plan.counts
     bad = f", {c[Fate.REJECTED]} rejected" if c[Fate.REJECTED] else ""
     same = f", {c[Fate.IDENTICAL]} identical" if c[Fate.IDENTICAL] else ""

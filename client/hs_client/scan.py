@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, part_prefix, rid_of_part, run_of_rid
 
 __all__ = ["Look", "Scanner", "parts_of_runs"]
+
+_FETCH_S = 0.5
+"""Pause between two listings of the manifests in an object store."""
 
 
 @dataclass(slots=True)
@@ -65,7 +69,9 @@ class Scanner:
 
     def __init__(self, control: ControlFolder, paths: DatasetPaths, runs: Collection[str]) -> None:
         self._control = control
+        self._paths = paths
         self._folder = paths.manifest
+        self._fetched_at_s = float("-inf")
         self._runs = frozenset(runs)
         self._tails: dict[str, TailReader[ManifestLine]] = {}
         self._rings: dict[Path, FailureReader] = {}
@@ -101,6 +107,9 @@ class Scanner:
                 self._found.gone.append(known)
 
     def _read_lines(self) -> None:
+        if not self._paths.local and time.monotonic() >= self._fetched_at_s + _FETCH_S:
+            self._paths.refresh("manifest")
+            self._fetched_at_s = time.monotonic()
         for path in sorted(self._folder.glob("*.jsonl")):
             tail = self._tails.get(path.name)
             if tail is None:

@@ -18,7 +18,7 @@ from hs_client.errors import BadPrompts, DestinationBroken, ScratchBroken
 from hs_client.failed_rows import failed_file, write_failed
 from hs_client.generate.answers import Answers
 from hs_client.history import History
-from hs_client.ledger_log import LedgerLog
+from hs_client.ledger_log import LedgerLog, run_log
 from hs_client.lines import shown
 from hs_client.meanwhile import Meanwhile
 from hs_client.neighbours import overlapping_runs
@@ -86,7 +86,9 @@ class Session:
         )
         self._answers: tuple[Answers, LedgerLog] | None = None
         self._failed: set[str] = set()
-        self._timeline = TimelineLog(self._paths.timeline_file(self._run), tally, say=progress.say)
+        self._timeline = TimelineLog(
+            self._paths.timeline_file(self._run), tally, say=progress.say, publish=self._paths.publish
+        )
         tally.on_failed = lambda sample: self._failed.add(sample.where)
 
     def _count_to_send(self, left: int) -> None:
@@ -103,7 +105,7 @@ class Session:
         self._progress.say(f"run        {self._run}")
         for place in self._places:
             self._register(place)
-        ledger = LedgerLog(paths.ledger_file(self._run), timeout_s=settings.mover_timeout_s, manifests=paths.manifest)
+        ledger = run_log(paths, "ledger", self._run, timeout_s=settings.mover_timeout_s)
         self._count_to_send(plan.left)
         tally.total = self._to_send + plan.counts[Fate.REJECTED]
         tally.earlier = plan.counts[Fate.DONE]
@@ -160,7 +162,7 @@ class Session:
                 pending=pending,
                 exit_code=code,
                 run=self._run,
-                dataset=str(self._paths.root),
+                dataset=self._paths.shown,
                 servers=[server.url for server in self._servers],
                 failed_rows=failed,
                 error=error,
@@ -180,13 +182,11 @@ class Session:
         except (OSError, BadPrompts) as error:
             self._progress.say(f"warning: cannot keep the failed rows in {path}: {error}")
             return ""
-        self._progress.say(
-            f"failed     {count} rows are in {path}, to be sent again with --dataset {self._paths.root.name}"
-        )
+        self._progress.say(f"failed     {count} rows are in {path}, to be sent again with --dataset {self._paths.name}")
         return str(path)
 
     def _register(self, place: Place) -> None:
-        control, dataset, shard = place.control, self._paths.root.name, self._settings.shard
+        control, dataset, shard = place.control, self._paths.name, self._settings.shard
         state = RunState(
             run=self._run, dataset=dataset, pid=os.getpid(), shard="{}/{}".format(*shard), dst=place.mover.dst
         )
@@ -229,8 +229,10 @@ class Session:
             raise DestinationBroken(path=paths.responses, reason=error.strerror or error) from None
         if len(known):
             self._progress.say(f"answers    {len(known):,} of earlier runs are known")
-        log = LedgerLog(
-            paths.responses_file(self._run),
+        log = run_log(
+            paths,
+            "responses",
+            self._run,
             timeout_s=self._settings.mover_timeout_s,
             trouble="the file of answers {path} cannot be written: {reason}",
         )
@@ -295,7 +297,7 @@ class Session:
             adopted = await anyio.to_thread.run_sync(find_complete, self._places[0], history)
             await anyio.to_thread.run_sync(ledger.write_now, [found.done for found in adopted])
         except OSError as error:
-            raise DestinationBroken(path=self._paths.root, reason=error.strerror or error) from None
+            raise DestinationBroken(path=self._paths.shown, reason=error.strerror or error) from None
         for found in adopted:
             history.done.add(found.key)
             if not plan.is_mine(found.intent.sample_id):

@@ -55,7 +55,7 @@ class Storage:
             place.control, run, dst=place.mover.dst, outstanding=self.correlator.outstanding_bytes, status=status
         )
         self._watch = StorageWatch(
-            scratch, dst=place.paths.root.parent, timeout_s=settings.mover_timeout_s, at_s=anyio.current_time()
+            scratch, dst=place.mover.dst, timeout_s=settings.mover_timeout_s, at_s=anyio.current_time()
         )
 
     @property

@@ -31,9 +31,13 @@ class TimelineLog:
         path: of the file; its folder is made, but not the folder above.
         tally: read only.
         say: prints a line for the user.
+        publish: given `path` after the last line, has it sent to where the dataset lies.
     """
 
-    def __init__(self, path: Path, tally: Tally, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, tally: Tally, *, say: Callable[[str], None], publish: Callable[[Path], None] = lambda _: None
+    ) -> None:
+        self._publish = publish
         self._path = path
         self._tally = tally
         self._say = say
@@ -62,7 +66,7 @@ class TimelineLog:
         if error:
             self._told = True  # what ails the destination is in the error
         point = self._point(exit_code=exit_code, error=error)
-        writer = threading.Thread(target=self._write, args=(point,), daemon=True)
+        writer = threading.Thread(target=self._finish, args=(point,), daemon=True)
         writer.start()
         writer.join(_END_S)
         if writer.is_alive():
@@ -94,6 +98,13 @@ class TimelineLog:
             exit_code=exit_code,
             error=error,
         )
+
+    def _finish(self, point: TimelinePoint) -> None:
+        self._write(point)
+        try:
+            self._publish(self._path)
+        except OSError as error:
+            self._tell(error.strerror or str(error))
 
     def _write(self, point: TimelinePoint) -> None:
         try:

@@ -72,7 +72,7 @@ class StorageWatch:
         at_s: now.
     """
 
-    def __init__(self, scratch: Path, *, dst: Path, timeout_s: float, at_s: float) -> None:
+    def __init__(self, scratch: Path, *, dst: str, timeout_s: float, at_s: float) -> None:
         self._scratch = scratch
         self._dst = dst
         self._timeout_s = timeout_s

@@ -231,6 +231,13 @@ class DatasetPaths:
         """
         return AppendLog(self.root / book / f"{name}.jsonl")
 
+    def publish(self, path: Path) -> None:
+        """Send a file below `root` to where the dataset lies; nothing where that is `root`.
+
+        Raises:
+            OSError: it cannot be read, or the store fails.
+        """
+
     def replace_verified(self, data: bytes) -> None:
         """Replace ``verified.json``, durably.
 

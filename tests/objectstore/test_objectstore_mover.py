@@ -116,7 +116,7 @@ def test_what_was_stored_without_a_line_is_adopted(reachable: MotoServer, prefix
 def test_a_large_part_goes_in_pieces(reachable: MotoServer, prefix: str, src: Path) -> None:
     url = ObjectUrl("s3", reachable.bucket.name, prefix)
     register(src, RUN, "set")
-    parts = drop(src, range(1), tokens=1700, hidden=2048)
+    parts = drop(src, range(1), tokens=2200, hidden=2048)
     (data,) = parts.values()
     assert len(data) > WHOLE_BYTES + (8 << 20)
     move_once(src, url)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 import xxhash
 
+from fake_server import fake_states
 from object_servers import Bucket
 from unhsz import unhsz
 
-__all__ = ["book_lines", "check_stored"]
+__all__ = ["book_lines", "check_samples", "check_stored"]
 
 _SEGMENT = re.compile(r"(.*)/([0-9]{10})-([0-9]{10})\.jsonl")
 
@@ -60,3 +64,38 @@ def check_stored(bucket: Bucket, prefix: str, parts: Mapping[str, bytes]) -> dic
         assert xxhash.xxh3_128_hexdigest(original) == line["xxh3"]
     assert bucket.keys(f"{prefix}/data/") == sorted(f"{prefix}/{line['path']}" for line in lines.values())
     return lines
+
+
+def check_samples(bucket: Bucket, prefix: str, expected: Mapping[str, Sequence[int]], *, hidden: int = 8) -> None:
+    """Every sample is done once and was announced; its record tiles it, with its ids and the fake server's states."""
+    intents: dict[str, dict[str, Any]] = {}
+    done: dict[str, str] = {}
+    for of_run in book_lines(bucket, f"{prefix}/ledger").values():
+        for line in of_run:
+            if line["type"] == "intent":
+                intents[line["rid"]] = line
+            elif line["type"] == "done":
+                assert line["sample_id"] not in done, f"{line['sample_id']} is done twice"
+                done[line["sample_id"]] = line["rid"]
+    assert sorted(done) == sorted(expected)
+    lines: dict[str, dict[str, Any]] = {}
+    for of_log in book_lines(bucket, f"{prefix}/manifest").values():
+        for line in of_log:
+            lines.setdefault(line["part"], line)
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for name, line in lines.items():
+        parts.setdefault(name.split(".")[0], []).append(line)
+    for sample_id, rid in done.items():
+        ids = list(expected[sample_id])
+        assert intents[rid]["sample_id"] == sample_id
+        at = 0
+        for line in sorted(parts[rid], key=lambda line: line["part"]):
+            stored = unhsz(bucket.get(f"{prefix}/{line['path']}"))
+            assert xxhash.xxh3_128_hexdigest(stored) == line["xxh3"]
+            part = torch.load(io.BytesIO(stored), weights_only=True)
+            stop = at + len(part["input_ids"])
+            assert part["input_ids"].tolist() == ids[at:stop], sample_id
+            states = part["hidden_states"].numpy()
+            np.testing.assert_array_equal(states, fake_states(ids, at, stop, slots=states.shape[1], hidden=hidden))
+            at = stop
+        assert at == len(ids), f"{sample_id}: {at} of {len(ids)} tokens"

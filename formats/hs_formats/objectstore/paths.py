@@ -110,12 +110,8 @@ class RemotePaths(DatasetPaths):
         """
         return SegmentLog(self.store, f"{book}/{name}")
 
-    def put_whole(self, path: Path) -> None:
-        """Store the file at `path` below `root`, in place of what is there.
-
-        Raises:
-            OSError: it cannot be read, or the store fails.
-        """
+    def publish(self, path: Path) -> None:
+        """See `DatasetPaths`."""
         self.store.put(str(path.relative_to(self.root)), path.read_bytes())
 
 

@@ -54,5 +54,5 @@ def store_settings(scheme: str, environment: Mapping[str, str] | None = None) ->
         if not 0 <= retry_s <= 240:
             raise ValueError
     except ValueError:
-        raise PreflightError(f"{_RETRY_S}={text}: seconds from 0 to 240") from None
+        raise PreflightError(f"HS_STORE_RETRY_S={text}: seconds from 0 to 240") from None
     return StoreSettings(endpoint.rstrip("/"), allow_http, retry_s)
