@@ -196,7 +196,7 @@ def test_client_killed_at_random_moments_pays_for_no_answer_twice(
 ) -> None:
     server = servers("tiny-llama", "--boundaries", "1,4,7")
     reference = references("tiny-llama", BOUNDARIES)
-    rows = [{"id": row["id"], "input_ids": question_ids(reference, row)} for row in some_rows(20, seed=8)]
+    rows = [{"id": row["id"], "input_ids": question_ids(reference, row)} for row in some_rows(40, seed=8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     dataset = destination / "prompts"
     limits = ("--generate-concurrency", str(CONCURRENCY), "--concurrency", "2", "--no-doctor")
@@ -217,7 +217,7 @@ def test_client_killed_at_random_moments_pays_for_no_answer_twice(
                 what="a ledger",
                 every_s=0.01,
             )
-            time.sleep(draw.random() * 0.5)
+            time.sleep(draw.random() * 0.4)
             kills += client.poll() is None
             client.kill()
             client.wait()

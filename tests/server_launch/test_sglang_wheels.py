@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hs_client.generate.options import GenerateOptions
 from hs_server.capture.families import FAMILIES, WRAPPERS, Family
 from hs_server.capture.hooks import TARGETS
 from hs_server.patch.bytecode import compiled_files
@@ -25,7 +26,8 @@ from sglang_overlay import file_hashes
 VERSIONS = ("0.5.9", "0.5.10.post1", "0.5.14", "0.5.16", "0.5.20", "0.5.23")
 WANTED = re.compile(
     r"sglang-[^/]*\.dist-info/RECORD|sglang/(_?version\.py|srt/(server_args\.py|arg_groups/.*\.py|plugins/.*\.py|"
-    r"models/\w+\.py|layers/logits_processor\.py|managers/tp_worker\.py|"
+    r"models/\w+\.py|layers/logits_processor\.py|managers/(tp_worker|tokenizer_manager|"
+    r"scheduler_output_processor_mixin|scheduler_components/output_streamer)\.py|sampling/sampling_params\.py|"
     r"model_executor/model_runner\.py|model_loader/(loader|__init__)\.py))"
 )
 
@@ -84,6 +86,25 @@ def test_what_is_hooked_is_there(installation: Installation) -> None:
         if method == "forward":
             given = [argument.arg for argument in found.args.args]
             assert given[1:6] == ["input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states"]
+
+
+def test_answers_come_with_the_ids_that_were_generated(installation: Installation) -> None:
+    """`hs-client run --generate` takes the ids of an answer, the one that ended it included, and their count."""
+    srt = installation.package / "srt"
+    senders = ("scheduler_output_processor_mixin.py", "scheduler_components/output_streamer.py")
+    (sender,) = [srt / "managers" / name for name in senders if (srt / "managers" / name).is_file()]
+    sent = ast.unparse(_parsed(sender))
+    assert "output_ids_ = req.output_ids_through_stop" in sent
+    assert "output_ids.append(output_ids_[send_token_offset:])" in sent
+    assert re.search(r"completion_tokens\.append\(.*len\(output_ids_\)\)", sent)
+    answered = ast.unparse(_parsed(srt / "managers" / "tokenizer_manager.py"))
+    # With text, and without where the server has no tokenizer.
+    ids = r"'output_ids': (output_token_ids|state\.output_ids\.copy\(\)), 'meta_info'"
+    assert re.search(rf"\{{'text': [\w.()]+, {ids}", answered)
+    assert re.search(rf"\{{{ids}", answered)
+    taken = (srt / "sampling" / "sampling_params.py").read_text()
+    for name in GenerateOptions(temperature=1, stop=("a",)).sampling(1, 2):
+        assert re.search(rf"^ +{name}: ", taken, re.MULTILINE), name
 
 
 def test_source_mode_finds_the_runner_above_the_model(installation: Installation) -> None:

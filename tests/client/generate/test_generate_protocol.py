@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -300,6 +301,27 @@ def test_ctrl_c_keeps_what_was_being_answered(mover: MoverProcess, tmp_path: Pat
         ended = client(server, file, *options)
     assert ended.code == 0, ended.text
     assert len(server.asked) == len(rows)
+
+
+def test_generation_does_not_wait_for_capture(mover: MoverProcess, tmp_path: Path) -> None:
+    """No capture is answered before the last question is asked: many more than any queue of requests holds."""
+    rows = questions(400)
+    file = prompts(tmp_path / "p.jsonl", rows)
+    all_asked = threading.Event()
+
+    def say(number: int, ids: list[int], sampling: dict[str, Any]) -> Said:
+        if number == len(rows) - 1:
+            all_asked.set()
+        return fake_answer(ids, sampling)
+
+    def act(number: int, rid: str, ids: list[int]) -> Act:
+        assert all_asked.wait(120)
+        return Act()
+
+    with serving(mover.scratch, say=say, act=act) as server:
+        ended = client(server, file, "--generate", "--concurrency", "2", "--generate-concurrency", "8", timeout_s=240)
+    assert ended.code == 0, ended.text
+    check_records(mover.dst / "p", answered(rows))
 
 
 def test_two_servers_share_the_questions_and_one_that_dies_costs_no_answer(mover: MoverProcess, tmp_path: Path) -> None:
