@@ -51,7 +51,6 @@ class ServerGate:
         self._since_s: float | None = None
         self._backoff_s = _FIRST_BACKOFF_S
         self.reason = ""
-        self.closed_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -110,7 +109,6 @@ class ServerGate:
         while True:
             await self._fail.wait()
             self._fail = anyio.Event()
-            started_s = anyio.current_time()
             while True:
                 # Several clients of one server must not come back all at once.
                 await anyio.sleep(self._backoff_s * (1 - _JITTER * random.random()))  # noqa: S311
@@ -122,7 +120,6 @@ class ServerGate:
                     self.reason = str(error)
                 else:
                     break
-            self.closed_s += anyio.current_time() - started_s
             self._is_open = True
             self._opened()
 

@@ -13,39 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hs_formats.control import STALE_S, ClientState, ControlFolder, HeldMarker, Marker, MoverState, RunState, now_s
+from hs_formats.control import STALE_S, ClientState, ControlFolder, HeldMarker, MoverState, RunState, now_s
 from hs_formats.errors import FormatError
 from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
+from markers import make_marker
 from small_tmpfs import fill, small_tmpfs
 
-MARKER = Marker(
-    nonce="0123456789abcdef",
-    pid=1,
-    rank=0,
-    tp_size=1,
-    dp_rank=0,
-    dp_size=1,
-    attn_tp_rank=0,
-    attn_tp_size=1,
-    writers="first",
-    expected_ranks=[0],
-    host="127.0.0.1",
-    port=8000,
-    model="/models/tiny",
-    tokenizer="/models/tiny",
-    config_hash="c0ffee",
-    num_layers=8,
-    boundaries=[2, 4, 5],
-    dtype="bfloat16",
-    hidden_size=16,
-    bytes_per_token=136,
-    context_length=2048,
-    chunk_size=8192,
-    sglang_version="0.5.20",
-    hs_version="0.1.0",
-    capture_mode="plugin",
-)
+MARKER = make_marker()
 
 MOVER = MoverState(
     pid=2,

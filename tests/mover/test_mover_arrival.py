@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from watchdog.observers.inotify import InotifyObserver
 
-from hs_formats.control import ControlFolder, Marker
+from hs_formats.control import ControlFolder
 from hs_formats.names import PartName, temporary_name
 from hs_mover import lane, watch
+from markers import make_marker
 from movers import check_moved, lines_of, mover_process, mover_thread, raw_lines, scratch_parts, state_of, wait_for
 from parts import NONCE, drop_part, make_part, part_name, register
 
@@ -159,12 +160,7 @@ def test_each_part_is_tried_once(src: Path, dst: Path, monkeypatch: pytest.Monke
 
 def test_temporaries_of_a_living_launch_are_kept(src: Path, dst: Path) -> None:
     control = ControlFolder(src)
-    marker = Marker(
-        nonce=NONCE, pid=os.getpid(), rank=0, tp_size=1, dp_rank=0, dp_size=1, attn_tp_rank=0, attn_tp_size=1,
-        writers="first", expected_ranks=[0], host="127.0.0.1", port=8000, model="m", tokenizer="t", config_hash="c",
-        num_layers=4, boundaries=[1, 2], dtype="float32", hidden_size=8, bytes_per_token=96, context_length=100,
-        chunk_size=16, sglang_version="0", hs_version="0", capture_mode="plugin",
-    )  # fmt: skip
+    marker = make_marker(nonce=NONCE, pid=os.getpid())
     name = PartName.parse(part_name(rid(1), 0, 4, 4))
     living, dead = src / temporary_name(name, NONCE), src / temporary_name(name, "f" * 16)
     held = control.hold_marker(marker)

@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 
 from canary_server import BOUNDARIES, HIDDEN, NONCE, causal_states
 from hs_formats.names import canary_of_every_rank
-from hs_formats.part import PartMeta
 from hs_formats.tiling import Writers
 from hs_server.doctor.canary import canary_rids, make_prompts
 from hs_server.doctor.observation import Expected, Finding, Observation
@@ -18,6 +17,7 @@ from hs_server.doctor.presence import missing_findings
 from hs_server.doctor.records import RankRecord
 from hs_server.doctor.values import value_findings
 from hs_server.doctor.wire import Answer
+from markers import make_meta
 
 DTYPES = {"float32": np.uint32, "bfloat16": np.uint16}
 
@@ -33,26 +33,13 @@ def bits_of(values: Any, dtype: str) -> Any:
 
 
 def record_of(ids: tuple[int, ...], start: int, stop: int, dtype: str) -> RankRecord:
-    meta = PartMeta(
-        rid="",
+    meta = make_meta(
         start=start,
         stop=stop,
         n=len(ids),
         boundaries=list(BOUNDARIES),
         dtype=dtype,
         hidden_size=HIDDEN,
-        model="m",
-        config_hash="c",
-        tp_rank=0,
-        tp_size=1,
-        attn_tp_rank=0,
-        attn_tp_size=1,
-        dp_rank=0,
-        dp_size=1,
-        writers="first",
-        expected_ranks=[0],
-        sglang_version="0",
-        capture_mode="plugin",
         nonce=NONCE,
     )
     return RankRecord(

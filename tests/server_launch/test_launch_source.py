@@ -15,34 +15,9 @@ from hs_server.patch.installation import PATCHED_FILE, Installation
 from hs_server.plan import CaptureRequest, LaunchRequest, make_plan
 from hs_server.preflight import check_source
 from hs_server.readiness import ArmedState, capture_lines, why_not_armed, wrong_way
+from markers import make_marker
 
-MARKER = Marker(
-    nonce="0" * 16,
-    pid=1,
-    rank=0,
-    tp_size=1,
-    dp_rank=0,
-    dp_size=1,
-    attn_tp_rank=0,
-    attn_tp_size=1,
-    writers="first",
-    expected_ranks=[0],
-    host="127.0.0.1",
-    port=8000,
-    model="m",
-    tokenizer="m",
-    config_hash="0" * 32,
-    num_layers=8,
-    boundaries=[1, 4, 7],
-    dtype="float32",
-    hidden_size=16,
-    bytes_per_token=256,
-    context_length=64,
-    chunk_size=16,
-    sglang_version="0.5.20",
-    hs_version="0",
-    capture_mode="source",
-)
+MARKER = make_marker(dtype="float32", capture_mode="source")
 
 
 @pytest.fixture

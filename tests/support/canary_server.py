@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
 from hs_formats.names import canary_of_every_rank
 from hs_formats.tiling import Writers
+from markers import make_marker
 from parts import make_part, part_name
 
 __all__ = ["BOUNDARIES", "HIDDEN", "NONCE", "CanaryServer", "Written", "canary_serving", "causal_states"]
@@ -80,34 +81,23 @@ class CanaryServer:
 
     def marker(self, rank: int, **changes: Any) -> Marker:
         """The marker of a rank."""
-        made = Marker(
-            nonce=NONCE,
-            pid=os.getpid(),
-            rank=rank,
-            tp_size=self.ranks,
-            dp_rank=0,
-            dp_size=1,
-            attn_tp_rank=rank,
-            attn_tp_size=self.ranks,
-            writers=self.writers,
-            expected_ranks=[0] if self.writers == "first" else list(range(self.ranks)),
-            host="127.0.0.1",
-            port=self.port,
-            model="m",
-            tokenizer="m",
-            config_hash="c",
-            num_layers=8,
-            boundaries=list(BOUNDARIES),
-            dtype="float32",
-            hidden_size=HIDDEN,
-            bytes_per_token=(len(BOUNDARIES) + 1) * HIDDEN * 4,
-            context_length=self.context_length,
-            chunk_size=self.chunk_size,
-            sglang_version="0.5.20",
-            hs_version="0",
-            capture_mode="plugin",
-        )
-        return replace(made, **changes)
+        made = {
+            "nonce": NONCE,
+            "pid": os.getpid(),
+            "rank": rank,
+            "tp_size": self.ranks,
+            "attn_tp_rank": rank,
+            "attn_tp_size": self.ranks,
+            "writers": self.writers,
+            "expected_ranks": [0] if self.writers == "first" else list(range(self.ranks)),
+            "port": self.port,
+            "boundaries": list(BOUNDARIES),
+            "dtype": "float32",
+            "hidden_size": HIDDEN,
+            "context_length": self.context_length,
+            "chunk_size": self.chunk_size,
+        }
+        return make_marker(**(made | changes))
 
     def prefill(self, rids: Sequence[str], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """Write what the ranks write of a batch, and answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hs_server.capture.copy_path import CopyPath
 from hs_server.capture.ring import HostRing
 from hs_server.capture.session import CaptureSession
 from hs_server.capture.writer import FailedRids, PartWriter
+from markers import make_meta
 
 __all__ = ["BOUNDARIES", "NONCE", "Capture", "H", "rid", "template"]
 
@@ -28,29 +29,8 @@ def rid(row: int) -> str:
 
 
 def template(**changes: Any) -> PartMeta:
-    meta = PartMeta(
-        rid="",
-        start=0,
-        stop=0,
-        n=0,
-        boundaries=BOUNDARIES,
-        dtype="bfloat16",
-        hidden_size=H,
-        model="m",
-        config_hash="c",
-        tp_rank=0,
-        tp_size=1,
-        attn_tp_rank=0,
-        attn_tp_size=1,
-        dp_rank=0,
-        dp_size=1,
-        writers="first",
-        expected_ranks=[0],
-        sglang_version="0",
-        capture_mode="plugin",
-        nonce=NONCE,
-    )
-    return replace(meta, **changes)
+    known = {"start": 0, "stop": 0, "n": 0, "boundaries": BOUNDARIES, "dtype": "bfloat16", "hidden_size": H}
+    return make_meta(**(known | {"nonce": NONCE} | changes))
 
 
 @dataclass

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from hs_formats.control import ControlFolder, HeldMarker, Marker
 from hs_formats.doctor_pass import DoctorPass, write_pass
 from hs_formats.failure_ring import FailureRing
+from markers import make_marker
 from parts import drop_part
 
 __all__ = ["Act", "FakeServer", "Said", "fake_answer", "fake_states", "serving"]
@@ -179,18 +180,9 @@ class FakeServer:
 
     def marker(self) -> Marker:
         """What the scheduler process says about itself."""
-        return Marker(
+        return make_marker(
             nonce=NONCE,
             pid=os.getpid(),
-            rank=0,
-            tp_size=1,
-            dp_rank=0,
-            dp_size=1,
-            attn_tp_rank=0,
-            attn_tp_size=1,
-            writers="first",
-            expected_ranks=[0],
-            host="127.0.0.1",
             port=self.port,
             model=self.model,
             tokenizer=self.tokenizer,
@@ -199,12 +191,10 @@ class FakeServer:
             boundaries=list(self.boundaries),
             dtype="float32",
             hidden_size=self.hidden,
-            bytes_per_token=(len(self.boundaries) + 1) * self.hidden * 4,
             context_length=self.context_length,
             chunk_size=self.chunk_size,
             sglang_version="0.0.0",
             hs_version="0.0.0",
-            capture_mode="plugin",
         )
 
     def doctor_pass(self) -> DoctorPass:

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 import golden_floats
-from hs_formats.control import ClientState, ControlFolder, Marker, MoverState, RunState
+from hs_formats.control import ClientState, ControlFolder, MoverState, RunState
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.failure_ring import FailureRing
 from hs_formats.fixed_record import FixedRecord
@@ -27,6 +27,7 @@ from hs_formats.part import inspect_part
 from hs_formats.responses import Response
 from hs_formats.stored import CODECS
 from hs_formats.timeline import TimelinePoint
+from markers import make_marker
 from part_factory import part_bytes
 
 __all__ = [
@@ -54,32 +55,14 @@ IDS = [11, 12, 151_643]
 # Exact in bfloat16, with the signs of zero, a subnormal and something beyond float16's range.
 STATES = torch.tensor([[[1.0, -2.5], [0.0, -0.0], [70144.0, 2.0**-130]]] * 3).to(torch.bfloat16)
 
-MARKER = Marker(
-    nonce="0123456789abcdef",
+MARKER = make_marker(
     pid=4242,
-    rank=0,
     tp_size=2,
-    dp_rank=0,
-    dp_size=1,
-    attn_tp_rank=0,
     attn_tp_size=2,
     writers="all",
     expected_ranks=[0, 1],
-    host="127.0.0.1",
-    port=8000,
-    model="/models/tiny",
-    tokenizer="/models/tiny",
-    config_hash="c0ffee",
-    num_layers=8,
     boundaries=[2, 4],
-    dtype="bfloat16",
     hidden_size=2,
-    bytes_per_token=12,
-    context_length=2048,
-    chunk_size=16,
-    sglang_version="0.5.20",
-    hs_version="0.1.0",
-    capture_mode="plugin",
     settings={"disable_radix_cache": True},
 )
 MOVER = MoverState(

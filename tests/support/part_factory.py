@@ -23,6 +23,7 @@ from hs_formats.names import PartName, Rid
 from hs_formats.part import PartMeta, inspect_part, part_pieces
 from hs_formats.stored import CODECS
 from hs_formats.tiling import Writers
+from markers import make_meta
 
 __all__ = ["Record", "dataset_info", "part_bytes", "part_meta", "random_record", "tensor_bytes", "write_dataset"]
 
@@ -31,29 +32,9 @@ STARTED_AT = "2026-01-02T03:04:05Z"
 
 def part_meta(name: PartName, *, boundaries: Sequence[int] = (1, 2), **changes: Any) -> PartMeta:
     """A meta that fits `name`; `changes` replace fields."""
-    meta = PartMeta(
-        rid=str(name.rid),
-        start=name.start,
-        stop=name.stop,
-        n=name.n,
-        boundaries=list(boundaries),
-        dtype="float32",
-        hidden_size=4,
-        model="/models/tiny",
-        config_hash="c0ffee",
-        tp_rank=name.rank,
-        tp_size=1,
-        attn_tp_rank=name.rank,
-        attn_tp_size=1,
-        dp_rank=0,
-        dp_size=1,
-        writers="first",
-        expected_ranks=[0],
-        sglang_version="0.5.20",
-        capture_mode="plugin",
-        nonce="0123456789abcdef",
-    )
-    return replace(meta, **changes)
+    fits = {"rid": str(name.rid), "start": name.start, "stop": name.stop, "n": name.n}
+    known = {"boundaries": list(boundaries), "hidden_size": 4, "tp_rank": name.rank, "attn_tp_rank": name.rank}
+    return make_meta(**(fits | known | changes))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from hs_formats.control import ControlFolder, RunState
 from hs_formats.hashing import ids_bytes
 from hs_formats.names import PartName, Rid, temporary_name
-from hs_formats.part import PartMeta, part_pieces
+from hs_formats.part import part_pieces
 from hs_formats.tiling import Writers
+from markers import make_meta
 
 __all__ = ["NONCE", "drop_part", "make_part", "part_name", "random_states", "register"]
 
@@ -64,7 +65,7 @@ def make_part(
     if states is None:
         states = random_states((rows, len(boundaries) + 1, hidden), dtype, seed=seed)
     tp_size = max(1, *(r + 1 for r in (*expected_ranks, rank)))
-    meta = PartMeta(
+    meta = make_meta(
         rid=rid,
         start=start,
         stop=stop,
@@ -72,18 +73,13 @@ def make_part(
         boundaries=list(boundaries),
         dtype=dtype,
         hidden_size=hidden,
-        model="test-model",
         config_hash=config_hash,
         tp_rank=rank,
         tp_size=tp_size,
         attn_tp_rank=rank,
         attn_tp_size=tp_size,
-        dp_rank=0,
-        dp_size=1,
         writers=writers,
         expected_ranks=list(expected_ranks),
-        sglang_version="0.0.0",
-        capture_mode="plugin",
         nonce=nonce,
     )
     token_ids = ids_bytes(list(range(start, stop)) if ids is None else ids)

@@ -29,7 +29,6 @@ class Interval:
     stop_s: float
     tokens_per_s: float
     samples_per_s: float
-    raw_bytes_per_s: float
     used_bytes: int
     limit_bytes: int
     in_flight: int
@@ -74,7 +73,6 @@ def _joined(before: TimelinePoint, after: Sequence[TimelinePoint]) -> Interval:
         stop_s=last.run_s,
         tokens_per_s=max(0, last.tokens - before.tokens) / spent_s,
         samples_per_s=max(0, last.done - before.done) / spent_s,
-        raw_bytes_per_s=max(0, last.raw_bytes - before.raw_bytes) / spent_s,
         used_bytes=max(point.used_bytes for point in after),
         limit_bytes=last.limit_bytes,
         in_flight=max(point.in_flight for point in after),
