@@ -137,7 +137,10 @@ def _first_line(error: HsError) -> str:
 
 
 def _run(name: str, options: argparse.Namespace) -> None:
-    path = find_case(name).run(options)
+    try:
+        path = find_case(name).run(options)
+    except AssertionError as error:  # so the helpers of the tests say that a server or a mover does not do
+        raise HsError(str(error)) from error
     record = load(path)
     sys.stdout.write(f"\n{find_case(name).table(record)}\nresult {path}\n")
     if record["problems"]:

@@ -15,13 +15,15 @@ from benchmarks.results import ResultFile, load
 
 from hs_formats.errors import HsError, ServerLost, UsageError
 
+_Ending = HsError | AssertionError | str | None
+
 
 class _Case:
     """A case that ends as it is told."""
 
     QUESTION = "Does it end as it is told?"
 
-    def __init__(self, name: str, ending: HsError | str | None) -> None:
+    def __init__(self, name: str, ending: _Ending) -> None:
         self.name, self.ending = name, ending
         self.ran: list[argparse.Namespace] = []
 
@@ -30,7 +32,7 @@ class _Case:
 
     def run(self, options: argparse.Namespace) -> Path:
         self.ran.append(options)
-        if isinstance(self.ending, HsError):
+        if isinstance(self.ending, Exception):
             raise self.ending
         problems = [self.ending] if self.ending else []
         return ResultFile(self.name, options.out, quick=options.quick).save({}, complete=True, problems=problems)
@@ -43,7 +45,7 @@ class _Case:
 
 
 def _all(
-    monkeypatch: pytest.MonkeyPatch, out: Path, endings: dict[str, HsError | str | None], *argv: str
+    monkeypatch: pytest.MonkeyPatch, out: Path, endings: dict[str, _Ending], *argv: str
 ) -> tuple[int, dict[str, _Case]]:
     cases = {name: _Case(name, ending) for name, ending in endings.items()}
     monkeypatch.setattr(front, "NAMES", tuple(cases))
@@ -54,11 +56,12 @@ def _all(
 def test_all_goes_on_after_a_failure_and_ends_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endings: dict[str, HsError | str | None] = {
+    endings: dict[str, _Ending] = {
         "good": None,
         "gone": ServerLost("the server died\n  see its log"),
         "elsewhere": NotHere("no GPU here"),
         "bad": "a request failed",
+        "helpless": AssertionError("the mover did not start"),
         "last": None,
     }
     code, cases = _all(monkeypatch, tmp_path, endings, "--quick")
@@ -66,12 +69,13 @@ def test_all_goes_on_after_a_failure_and_ends_with_its_code(
     assert all(len(case.ran) == 1 and case.ran[0].quick and case.ran[0].own == "of the case" for case in cases.values())
     captured = capsys.readouterr()
     assert "see its log" in captured.err
-    lines = captured.out.splitlines()[-5:]
+    lines = captured.out.splitlines()[-6:]
     assert [line.split()[:2] for line in lines] == [
         ["good", "done"],
         ["gone", "FAILED:"],
         ["elsewhere", "SKIPPED:"],
         ["bad", "FAILED:"],
+        ["helpless", "FAILED:"],
         ["last", "done"],
     ]
     assert lines[2].endswith("no GPU here")
@@ -83,7 +87,7 @@ def test_all_goes_on_after_a_failure_and_ends_with_its_code(
 def test_what_must_be_told_more_is_skipped_in_the_long_form_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endings: dict[str, HsError | str | None] = {"one": UsageError("name a model"), "two": None, "three": None}
+    endings: dict[str, _Ending] = {"one": UsageError("name a model"), "two": None, "three": None}
     code, cases = _all(monkeypatch, tmp_path, endings, "--skip", "three")
     assert (code, cases["three"].ran) == (0, [])
     assert "SKIPPED: name a model" in capsys.readouterr().out
