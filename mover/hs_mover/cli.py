@@ -183,6 +183,7 @@ def _cli(
         raise UsageError(
             "--src and --dst must be given, as in: hs-mover --src /dev/shm/sglang_hs --dst /data (see hs-mover --help)"
         )
+    from hs_mover.allocator import keep_freed_memory
     from hs_mover.config import MoverConfig, default_threads
     from hs_mover.daemon import run_mover
     from hs_mover.logs import set_up_logging
@@ -203,6 +204,7 @@ def _cli(
         view=wanted(log_format),
     )
     set_up_logging("json" if log_format == "json" else "text", verbose=verbose, view=config.view)
+    keep_freed_memory()
     run_mover(config)
 
 

@@ -19,7 +19,6 @@ from hs_formats.durable import make_folders
 from hs_formats.errors import FormatError, PreflightError, StorageError
 from hs_formats.location import ObjectUrl
 from hs_formats.notify import Notifier
-from hs_mover.allocator import keep_freed_memory
 from hs_mover.config import METRICS_HOST, MoverConfig, mover_id
 from hs_mover.destination import Destination, explain
 from hs_mover.lane import Lane
@@ -51,7 +50,6 @@ def run_mover(config: MoverConfig) -> None:
         StorageError: with ``once``, parts are left.
     """
     _allow_open_files()
-    keep_freed_memory()
     destination = _open_destination(config)
     stop, notifier = threading.Event(), Notifier()
     with share(config) as shared:

@@ -79,12 +79,12 @@ class Undeletable:
 
     def delete(self, file_name: str, identity: Identity) -> None:
         """Delete the file, unless another one has taken its name."""
-        path = self._scratch / file_name
+        path = os.path.join(self._scratch, file_name)  # for each part, so no Path
         self._files.pop(file_name, None)
         try:
             with suppress(FileNotFoundError):
                 if Identity.of(os.lstat(path)) == identity:
-                    path.unlink()
+                    os.unlink(path)
         except OSError as error:
             self._files[file_name] = identity
             if not self.reason:

@@ -14,6 +14,7 @@ import threading
 import time
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -414,23 +415,26 @@ class Lane:
                 self._trouble.end()
             for part, outcome in group:
                 self._unlink(part, outcome)
+            self._count([outcome for _, outcome in group])
             if books is not None:
                 books.forget(part.name for part, _ in group)
 
     def _unlink(self, part: Waiting, outcome: Outcome) -> None:
-        line = outcome.line
         if outcome.quarantined:
             _log.warning("quarantined %s: %s", part.name, outcome.note)
         else:
             _log.debug("%s %s", outcome.note, part.name)
         self._undeletable.delete(str(part.name), outcome.identity)
         self._backlog.done(part)
+
+    def _count(self, moved: Sequence[Outcome]) -> None:
         self.gauges = replace(
             self.gauges,
-            moved_parts=self.gauges.moved_parts + 1,
-            moved_bytes=self.gauges.moved_bytes + outcome.identity.size_bytes,
-            stored_bytes=self.gauges.stored_bytes + (0 if line is None else line.stored_bytes),
-            quarantined_parts=self.gauges.quarantined_parts + outcome.quarantined,
+            moved_parts=self.gauges.moved_parts + len(moved),
+            moved_bytes=self.gauges.moved_bytes + sum(outcome.identity.size_bytes for outcome in moved),
+            stored_bytes=self.gauges.stored_bytes
+            + sum(outcome.line.stored_bytes for outcome in moved if outcome.line is not None),
+            quarantined_parts=self.gauges.quarantined_parts + sum(outcome.quarantined for outcome in moved),
             last_progress_s=now_s(),
         )
 

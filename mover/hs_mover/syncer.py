@@ -2,13 +2,14 @@
 
 A disk takes about as long to sync thirty small files as one. So workers leave their files under temporary names and go
 on, and one thread syncs whatever has come together while it was busy with the group before: a lone file waits for
-nobody, a flood is synced by the hundred.
+nobody, a flood is synced by the dozen.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,8 @@ Done = Callable[[Exception | None], None]
 
 MAX_GROUP = 256
 _SIDE_BY_SIDE = 8
+_LINGER_S = 0.02
+"""While parts keep coming, so long is waited for more of them: a group costs about as much as a file in it."""
 
 
 class Syncer:
@@ -36,6 +39,7 @@ class Syncer:
         self._queue: queue.SimpleQueue[tuple[Outcome, Done] | None] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="sync")
         self._thread = threading.Thread(target=self._run, name="syncer")
+        self._flood = False
 
     def start(self) -> None:
         """Begin."""
@@ -65,15 +69,17 @@ class Syncer:
     def _gather(self) -> tuple[list[tuple[Outcome, Done]], bool]:
         group: list[tuple[Outcome, Done]] = []
         item = self._queue.get()
-        while item is not None:
+        if self._flood and item is not None:
+            time.sleep(_LINGER_S)
+        while item is not None and len(group) < self._max_group:
             group.append(item)
-            if len(group) >= self._max_group:
-                return group, False
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return group, False
-        return group, True
+            if len(group) < self._max_group:
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+        self._flood = len(group) > 1
+        return group, item is None
 
     def _sync(self, outcomes: Sequence[Outcome]) -> list[Exception | None]:
         errors = self._each(sync_file, [outcome.written for outcome in outcomes])

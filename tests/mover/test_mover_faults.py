@@ -3,6 +3,7 @@ files that cannot be deleted or were deleted and live on, an overflowing event q
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -201,13 +202,22 @@ def test_a_scratch_that_others_may_enter_is_refused(src: Path, tmp_path: Path, m
         move_once(src, tmp_path / "data")
 
 
+def watches(pid: int) -> bool:
+    """The process has asked the kernel for events."""
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            if "inotify wd" in info.read_text():
+                return True
+    return False
+
+
 @pytest.mark.slow
 def test_a_stopped_mover_goes_on_and_an_overflow_of_events_loses_nothing(tmp_path: Path) -> None:
     src, log = tmp_path / "scratch", tmp_path / "log"
     register(src, RUN, "set")
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     with mover_process(src, tmp_path / "data", log=log) as process:
-        wait_for(lambda: moving(src))
+        wait_for(lambda: moving(src) and watches(process.pid))
         process.send_signal(signal.SIGSTOP)
         wait_for(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         parts = {}

@@ -123,6 +123,17 @@ def test_bad_values_are_quarantined_with_token_and_slot(src: Path, dst: Path, st
     assert not list(dst.rglob("*.tmp"))
 
 
+def test_vectors_whose_first_channels_are_equal_are_not_dead(src: Path, dst: Path) -> None:
+    states = random_states((6, 3, 8), "float32", seed=3)
+    states[:, :, :6] = 0.0
+    states[2, 1] = 1.5
+    states[2, 1, 7] = 2.5
+    path = drop_part(src, rid(1), 0, 6, 6, states=states)
+    parts = {path.name: path.read_bytes()}
+    move_once(src, dst)
+    check_moved(dst / "set", parts)
+
+
 WHOLE = make_part(rid(1), 0, 6, 6)
 
 
@@ -141,7 +152,11 @@ WHOLE = make_part(rid(1), 0, 6, 6)
         (make_part(rid(1), 0, 6, 6, ids=[1, 2, 3, -4, 5, 6]), "negative"),
     ],
 )
-def test_files_that_are_no_whole_part_are_quarantined(src: Path, dst: Path, data: bytes, word: str) -> None:
+@pytest.mark.parametrize("whole_bytes", [0, 256 << 10], ids=["as a large one", "in one call"])
+def test_files_that_are_no_whole_part_are_quarantined(
+    src: Path, dst: Path, data: bytes, word: str, whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hs_mover.store._WHOLE_BYTES", whole_bytes)
     path = drop_part(src, rid(1), 0, 6, 6, data=data)
     move_once(src, dst)
     line = lines_of(dst / "set")[path.name]
