@@ -11,11 +11,19 @@ from typing import Any, Literal
 from hs_client.rows import Regenerate
 from hs_formats.errors import UsageError
 
-__all__ = ["DEFAULT_MAX_NEW_TOKENS", "GenerateOptions", "Keep"]
-
-DEFAULT_MAX_NEW_TOKENS = 2048
+__all__ = ["GenerateOptions", "Keep", "regenerated"]
 
 Keep = Literal["keep", "drop"]
+
+
+def regenerated(described: str) -> Regenerate:
+    """Which answers the server gives in a dataset whose ``dataset.json`` says this of generation; "" for none."""
+    try:
+        found = json.loads(described or "{}").get("regenerate", "")
+    except (ValueError, AttributeError):
+        return ""
+    return found if found in ("missing", "all") else ""
+
 
 _NEUTRAL: Mapping[str, Any] = {
     "top_k": -1,
@@ -42,7 +50,7 @@ class GenerateOptions:
     regenerate: Regenerate = "missing"
     temperature: float = 0.0
     top_p: float = 1.0
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens: int = 2048
     stop: Sequence[str] = ()
     seed: int = 0
     variants: int = 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hs_client.chat_options import ChatOptions, parse_arguments
 from hs_client.errors import BadPrompts
+from hs_client.generate.options import regenerated
 from hs_client.input_files import DAMAGED, open_inputs
 from hs_client.limits import Limits
 from hs_client.lines import read_lines
@@ -74,11 +75,14 @@ def _intent(sample: Prepared, rid: str, n: int) -> Intent:
 def _rows(prompts: Sequence[Path], info: DatasetInfo) -> Iterator[Prepared]:
     limits = Limits(context_tokens=MAX_TOKENS + 1)
     tokenizer: ChatTokenizer | None = None
+    regenerate = regenerated(info.generation)
     for source in open_inputs(prompts):
         try:
             for line in read_lines(source):
                 try:
-                    row = parse_row(line.data or b"")
+                    row = parse_row(line.data or b"", regenerate)
+                    if row.ask:
+                        continue  # its answer is not in the file: the next run captures it again, from `responses`
                     if tokenizer is None and row.kind != "input_ids":
                         tokenizer = load_tokenizer(info.tokenizer, chat=_chat(info))
                     yield prepare(row, f"{source.name}:{line.number}", limits=limits, tokenizer=tokenizer)

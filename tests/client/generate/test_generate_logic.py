@@ -12,9 +12,10 @@ from hypothesis import given, strategies as st
 from chat_families import FAMILIES, family_tokenizer
 from hs_client._http import Generated
 from hs_client.chat_options import ChatOptions
+from hs_client.cli import run
 from hs_client.generate.judging import check_generated, judge, usable_again
 from hs_client.generate.loops import MAX_PERIOD, MIN_REPEATS, MIN_TOKENS, repeated_tail
-from hs_client.generate.options import GenerateOptions, Keep
+from hs_client.generate.options import GenerateOptions, Keep, regenerated
 from hs_client.generate.server_checks import check_generation, generation_notes
 from hs_client.messages import answer_places, check_messages
 from hs_client.prepare import Limits, prepare_ask
@@ -173,8 +174,24 @@ def test_settings_that_decide_about_answers_are_described_and_others_are_not() -
         GenerateOptions(temperature=1, regenerate="all"),
     ]
     assert len({options.settings_hash for options in (base, *others)}) == 7
+    assert [
+        regenerated(text) for text in (base.described, others[-1].described, "", "[", "[]", '{"regenerate": 3}')
+    ] == [
+        *("missing", "all"),
+        *("", "", "", ""),
+    ]
     with pytest.raises(UsageError, match="--temperature above 0"):
         GenerateOptions(variants=2)
+
+
+def test_the_command_line_has_the_same_defaults() -> None:
+    given = {option.name: option.default for option in run.params}
+    options = GenerateOptions()
+    for name in ("regenerate", "temperature", "top_p", "max_new_tokens", "seed", "variants"):
+        assert given[name] == getattr(options, name), name
+    assert given["cut_answers"] == options.cut
+    assert given["looping_answers"] == options.looping
+    assert given["generate_concurrency"] == options.concurrency
 
 
 @given(IDS, st.integers(1, 99_999), IDS, st.integers(1, 99_999))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -301,6 +302,28 @@ def test_ctrl_c_keeps_what_was_being_answered(mover: MoverProcess, tmp_path: Pat
         ended = client(server, file, *options)
     assert ended.code == 0, ended.text
     assert len(server.asked) == len(rows)
+
+
+def test_what_repair_cannot_tell_is_captured_again_and_not_generated_again(tmp_path: Path) -> None:
+    scratch, destination = tmp_path / "scratch", tmp_path / "dst"
+    scratch.mkdir(mode=0o700)
+    rows = questions(4)
+    file = prompts(tmp_path / "p.jsonl", rows)
+    with serving(scratch) as server:
+        with running_mover(scratch, destination, tmp_path):
+            assert client(server, file, "--generate").code == 0
+        for ledger in DatasetPaths(destination / "p").ledger.glob("*.jsonl"):
+            ledger.unlink()
+        repair = ["verify", str(destination / "p"), "--scratch", str(scratch), "--repair", "--prompts", str(file)]
+        done = subprocess.run([command("hs-client"), *repair], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        assert len(HiddenStateDataset(destination / "p")) == 0
+        with running_mover(scratch, destination, tmp_path):
+            again = client(server, file, "--generate")
+    assert again.code == 0, again.text
+    assert "4 of earlier runs" in again.text
+    assert len(server.asked) == 4
+    check_records(destination / "p", answered(rows))
 
 
 def test_generation_does_not_wait_for_capture(mover: MoverProcess, tmp_path: Path) -> None:
