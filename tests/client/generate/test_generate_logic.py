@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from chat_families import FAMILIES, family_tokenizer
 from hs_client._http import Generated
 from hs_client.chat_options import ChatOptions
-from hs_client.cli import run
+from hs_client.cli import cli
 from hs_client.generate.judging import check_generated, judge, usable_again
 from hs_client.generate.loops import MAX_PERIOD, MIN_REPEATS, MIN_TOKENS, repeated_tail
 from hs_client.generate.options import GenerateOptions, Keep, regenerated
@@ -185,7 +185,7 @@ def test_settings_that_decide_about_answers_are_described_and_others_are_not() -
 
 
 def test_the_command_line_has_the_same_defaults() -> None:
-    given = {option.name: option.default for option in run.params}
+    given = {option.name: option.default for option in cli.commands["run"].params}
     options = GenerateOptions()
     for name in ("regenerate", "temperature", "top_p", "max_new_tokens", "seed", "variants"):
         assert given[name] == getattr(options, name), name

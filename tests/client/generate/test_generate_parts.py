@@ -60,10 +60,10 @@ def test_an_answer_is_found_by_all_that_it_depends_on_and_the_last_one_counts(tm
     found = answers.find(first)
     assert found is not None
     assert found.output_ids == [3, 2], "of two runs the later file's"
-    for field, value in (("variant", 2), ("turn", 1)):
-        other = answers.find(msgspec.structs.replace(first, **{field: value}))
+    for field, number, ids in (("variant", 2, [4, 2]), ("turn", 1, [5, 2])):
+        other = answers.find(msgspec.structs.replace(first, **{field: number}))
         assert other is not None
-        assert other.output_ids == [4 if field == "variant" else 5, 2]
+        assert other.output_ids == ids
     for field, value in (
         *(("sample_id", "none"), ("variant", 3), ("turn", 2)),
         *(("prompt_xxh3", "01"), ("settings", "y"), ("config_hash", "d")),
