@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hs_formats.jsonl import UNREADABLE
+from hs_formats.regular import open_regular
 
 __all__ = ["Response", "ResponseFacts", "iter_facts"]
 
@@ -71,7 +72,7 @@ def iter_facts(path: Path) -> Iterator[tuple[int, ResponseFacts]]:
     """
     decoder = msgspec.json.Decoder(ResponseFacts)
     at = 0
-    with path.open("rb", buffering=1 << 20) as file:
+    with open_regular(path, buffering=1 << 20) as file:
         for line in file:
             start, at = at, at + len(line)
             if line.endswith(b"\n") and line.strip():

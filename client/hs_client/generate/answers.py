@@ -12,6 +12,7 @@ import msgspec
 from hs_client.digests import DigestTable
 from hs_formats.dataset import DatasetPaths
 from hs_formats.jsonl import UNREADABLE, crc_fits
+from hs_formats.regular import open_regular
 from hs_formats.responses import Response, ResponseFacts, iter_facts
 
 __all__ = ["Answers", "Generated", "answer_key", "answer_lines", "measure_answers"]
@@ -98,7 +99,7 @@ class Answers:
         if place is None:
             return None
         try:
-            with self._files[place >> _LINE_BITS].open("rb") as file:
+            with open_regular(self._files[place >> _LINE_BITS]) as file:
                 file.seek(place & ((1 << _LINE_BITS) - 1))
                 line = file.readline()
             if crc_fits(line) is False:
