@@ -1,7 +1,7 @@
 """Freed memory stays in the process: one part after the other needs blocks of the same sizes.
 
 By default glibc takes each large block from the kernel and gives it back when it is freed. The kernel then clears all
-its pages again for the next part, which is as much work as a third of encoding.
+its pages again for the next part, which was up to a third of the work of encoding.
 """
 
 from __future__ import annotations
