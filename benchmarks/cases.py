@@ -12,6 +12,7 @@ __all__ = ["NAMES", "Case", "find_case"]
 NAMES = (
     "throughput",
     "peers",
+    "onpolicy",
     "equality",
     "stall",
     "client",
@@ -19,6 +20,7 @@ NAMES = (
     "resume",
     "codec",
     "mover",
+    "objectstore",
     "soak",
     "chaos",
     "reader",

@@ -142,7 +142,9 @@ class _LocationType(click.ParamType[Location]):
 )
 @click.option("--limit-rate", type=_Size(), help="Read at most so many bytes of scratch a second.")
 @click.option(
-    "--threads", type=click.IntRange(1, 256), help="Worker threads. Default: the cores, at least 2, at most 16."
+    "--threads",
+    type=click.IntRange(1, 256),
+    help="Worker threads. Default: the cores, at least 2 (8 for an object store), at most 16.",
 )
 @click.option("--once", is_flag=True, help="Move what is there, then exit.")
 @click.option(
@@ -199,7 +201,7 @@ def _cli(
         reserve_bytes=reserve,
         limit_bytes_per_s=limit_rate,
         once=once,
-        threads=threads or default_threads(),
+        threads=threads or default_threads(dst),
         metrics_port=metrics_port,
         view=wanted(log_format),
     )

@@ -67,9 +67,11 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * base ** _UNITS[match[2].lower()])
 
 
-def default_threads() -> int:
-    """Worker threads: the cores this process may use, 16 at most, two at least so that one may wait for the disk."""
-    return max(2, min(16, len(os.sched_getaffinity(0))))
+def default_threads(dst: Location) -> int:
+    """Worker threads: the cores this process may use, 16 at most, two at least so that one may wait for the disk, and
+    eight for an object store, which every one of them waits for."""
+    least = 2 if isinstance(dst, Path) else 8
+    return max(least, min(16, len(os.sched_getaffinity(0))))
 
 
 def mover_id(src: Path, *, host: str | None = None) -> str:

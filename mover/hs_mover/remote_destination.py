@@ -29,7 +29,7 @@ class RemoteDestination(Destination):
     def __init__(self, url: ObjectUrl) -> None:
         self.url = url
         self.store: DatasetStore = open_store(url)
-        self.failed = False
+        self.failed = False  # something that was sent may be there though we were not told
         self._checked_at_s = float("-inf")
         self._lock = threading.Lock()
 
@@ -45,8 +45,9 @@ class RemoteDestination(Destination):
             OSError: it does not.
         """
         with self._lock:
-            if time.monotonic() < self._checked_at_s + _CHECK_S and not self.failed:
+            if time.monotonic() < self._checked_at_s + _CHECK_S:
                 return
+            self._checked_at_s = float("-inf")
             list(self.store.list(".hs-check", deep=False))
             self._checked_at_s = time.monotonic()
 

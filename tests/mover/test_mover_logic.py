@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hs_formats.errors import UsageError
+from hs_formats.location import ObjectUrl
 from hs_formats.memory import (
     MemoryGroup,
     Mounts,
@@ -312,4 +313,5 @@ def test_threads_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for cores, threads in ((1, 2), (4, 4), (64, 16)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        assert default_threads() == threads
+        assert default_threads(Path("/data")) == threads
+        assert default_threads(ObjectUrl("s3", "bucket")) == max(threads, 8)

@@ -143,6 +143,20 @@ def test_what_changes_files_in_place_is_refused(copied: tuple[str, Path], comman
     assert "takes no s3:// dataset" in str(done.exception)
 
 
+def test_what_is_made_lies_on_a_disk(copied: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url, _ = copied
+    for command in (
+        ["merge", "s3://bucket/out", url],
+        ["split", url, "s3://bucket/out"],
+        ["export", url, "--format", "speculators", "--out", "s3://bucket/out"],
+    ):
+        code, text = _run(*command)
+        assert code == 2
+        assert "is a URL" in text
+    assert not list(tmp_path.glob("s3*"))
+
+
 # -- the store itself
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hs_client.dataset_argument import DatasetArgument
+from hs_client.dataset_argument import DatasetArgument, LocalFolder
 from hs_client.export.settings import ALGORITHMS, FORMATS, ExportSettings, default_jobs, parse_serving
 from hs_client.options import PROGRESS_INTERVAL
 from hs_client.saying import say
@@ -22,7 +22,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @click.argument("dataset", type=DatasetArgument())
 @click.option("--format", "format_name", type=click.Choice(FORMATS), required=True, help="Whose files to write.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for them, new or begun."
+    "--out", type=LocalFolder(path_type=Path, file_okay=False), required=True, help="Folder for them, new or begun."
 )
 @click.option(
     "--dtype",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hs_client.dataset_argument import DatasetArgument
+from hs_client.dataset_argument import DatasetArgument, LocalFolder
 from hs_client.saying import say
 from hs_formats.location import Location
 
@@ -21,7 +21,7 @@ _FOLDER = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("dataset", type=DatasetArgument())
-@click.argument("out", type=_FOLDER)
+@click.argument("out", type=LocalFolder(path_type=Path))
 @click.option("--ids", type=_FOLDER, metavar="FILE", help="Samples of these ids, one a line; a prompts file will do.")
 @click.option("--min-tokens", type=click.IntRange(1), metavar="N", default=1, help="At least so many tokens.")
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="At most so many tokens.")
@@ -79,7 +79,7 @@ def split(
 
 
 @click.command()
-@click.argument("out", type=_FOLDER)
+@click.argument("out", type=LocalFolder(path_type=Path))
 @click.argument("datasets", nargs=-1, required=True, type=DatasetArgument(), metavar="DATASET...")
 @click.option("--prefix-ids", is_flag=True, help="Give each sample the id DATASET/ID.")
 @_COPY

@@ -1,0 +1,1 @@
+"""Case ``objectstore``: see its README."""
