@@ -1,0 +1,3 @@
+"""Case ``onpolicy``: answers generated and captured on one server, beside the ways with two."""
+
+from __future__ import annotations
