@@ -94,7 +94,11 @@ def summary(tally: Tally, *, spent_s: float, pending: int, exit_code: int, **fac
             "conflicts": t.conflicts,
             "pending": pending,
         },
-        "generation": t.generation.facts(),
+        "generation": {
+            **t.generation.facts(),
+            "latency_p50_s": round(percentile(t.generation.latencies_s, 0.5), 4),
+            "latency_p95_s": round(percentile(t.generation.latencies_s, 0.95), 4),
+        },
         "tokens": t.tokens,
         "trained_tokens": t.trained_tokens,
         "raw_bytes": t.raw_bytes,
