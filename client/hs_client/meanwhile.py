@@ -7,6 +7,7 @@ done there need not be sent here, and where it has other content under the same 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from hs_formats.regular import open_regular
 __all__ = ["Conflict", "Meanwhile"]
 
 _BACK_BYTES = 1 << 20
+_FETCH_S = 10.0
 _DONE = b'{"type":"done",'
 
 
@@ -46,9 +48,20 @@ class Meanwhile:
         run: this run's id.
         known_bytes: by file name, how much of a ledger was read already.
         ours: whether a sample is one that this run may send.
+        fetch: brings the ledgers up to date where they lie in an object store.
     """
 
-    def __init__(self, ledgers: Path, run: str, *, known_bytes: Mapping[str, int], ours: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        ledgers: Path,
+        run: str,
+        *,
+        known_bytes: Mapping[str, int],
+        ours: Callable[[str], bool],
+        fetch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fetch = fetch
+        self._fetched_at_s = float("-inf")
         self._folder = ledgers
         self._own = f"{run}.jsonl"
         self._known_bytes = known_bytes
@@ -64,6 +77,9 @@ class Meanwhile:
         Raises:
             OSError: a ledger cannot be read; what was read is kept.
         """
+        if time.monotonic() >= self._fetched_at_s + _FETCH_S:
+            self._fetched_at_s = time.monotonic()
+            self._fetch()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 name = entry.name
@@ -97,6 +113,7 @@ class Meanwhile:
         Raises:
             OSError: a ledger cannot be read.
         """
+        self._fetched_at_s = float("-inf")
         self.look()
         self.note()
         if not len(self._done):

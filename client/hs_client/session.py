@@ -82,7 +82,11 @@ class Session:
         self._to_send = 0
         self._run = _fresh_run(self._places, plan.history)
         self._meanwhile = Meanwhile(
-            self._paths.ledger, self._run, known_bytes=plan.history.ledger_bytes, ours=plan.is_mine
+            self._paths.ledger,
+            self._run,
+            known_bytes=plan.history.ledger_bytes,
+            ours=plan.is_mine,
+            fetch=lambda: self._paths.refresh("ledger"),
         )
         self._answers: tuple[Answers, LedgerLog] | None = None
         self._failed: set[str] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,9 @@ import pytest
 
 from client_runs import client, end_started, prompts, start
 from fake_server import Act, FakeServer, serving
-from hs_formats.control import ControlFolder, now_s
-from movers import MOVER, wait_for
+from movers import wait_for
 from object_checker import book_lines, check_samples
+from object_mover import Mover
 from object_servers import FaultProxy, MotoServer, fault_proxy, with_environment
 
 Rows = list[dict[str, Any]]
@@ -33,46 +32,6 @@ def ids_of(rows: Rows) -> dict[str, list[int]]:
     return {row["id"]: row["input_ids"] for row in rows}
 
 
-class Mover:
-    """A mover process that can be killed and started again."""
-
-    def __init__(self, scratch: Path, url: str, environment: dict[str, str]) -> None:
-        self.scratch = scratch
-        self.log = scratch.with_suffix(".log")
-        self._argv = [*MOVER, "--src", str(scratch), "--dst", url]
-        self._environment = environment
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(self._argv, env=self._environment, stdout=output, stderr=output)
-
-        def beating() -> bool:
-            assert process.poll() is None, self.log.read_text()
-            state = ControlFolder(self.scratch).read_mover()
-            return state is not None and state.pid == process.pid and state.alive(now_s())
-
-        try:
-            wait_for(beating, timeout_s=60)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        return process
-
-    def kill(self) -> None:
-        """SIGKILL, and a new one."""
-        self.process.kill()
-        self.process.wait()
-        self.process = self._start()
-
-    def end(self) -> None:
-        """SIGTERM."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            assert self.process.wait(60) == 0, self.log.read_text()
-
-
 @contextlib.contextmanager
 def movers(server: MotoServer, tmp_path: Path, url: str, port: int | None = None) -> Iterator[list[Mover]]:
     """Two movers, each with a scratch of its own, that store to `url`."""
@@ -81,7 +40,7 @@ def movers(server: MotoServer, tmp_path: Path, url: str, port: int | None = None
     try:
         for name in ("one", "two"):
             (tmp_path / name).mkdir(mode=0o700)
-            found.append(Mover(tmp_path / name, url, environment))
+            found.append(Mover(tmp_path / name, url, environment, tmp_path / f"{name}.log"))
         yield found
         for mover in found:
             mover.end()
