@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,18 @@ from part_factory import random_record, write_dataset
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WIDTH = 125
+FOLDERS = (
+    "benchmarks",
+    "client",
+    "docs",
+    "examples",
+    "formats",
+    "mover",
+    "requirements",
+    "server_launch",
+    "tests",
+    "tools",
+)
 
 
 def named(page: Path) -> str:
@@ -45,6 +58,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_lines_of_prose_are_short(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert [line for line in lines if len(line) > WIDTH and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_of_the_repository_that_are_named_exist(page: Path) -> None:
+    named_files = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", page.read_text())
+    assert [name for name in named_files if not (ROOT / name).exists() and not name.endswith("/NAME.py")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    modules = re.findall(r"`(hs_(?:formats|server|mover|client)(?:\.[a-z_]+)+)`", page.read_text())
+    assert [name for name in modules if find_spec(name) is None] == []
 
 
 def test_every_page_is_in_the_index() -> None:
