@@ -147,9 +147,6 @@ class _HuffmanPlane:
         self._whole = np.empty(shape, np.uint8)
         self.targets: list[Array] = [self._whole[start:stop] for start, stop in blocks]
 
-    def filled(self, number: int) -> None:
-        del number
-
     def frame(self) -> bytes | memoryview:
         return huffman_frame(self._whole.data)
 
@@ -166,7 +163,7 @@ class _RawPlane:
         ]
 
     def filled(self, number: int) -> None:
-        """While the block is in the cache."""
+        """To be called for each block, in order, while it is in the cache."""
         self._frame.filled(number)
 
     def frame(self) -> bytes | memoryview:
@@ -223,10 +220,11 @@ class _FloatsCoder:
     def _slot(self, words: Array, offsets: Array | None, coded: list[bool]) -> Iterator[bytes | memoryview]:
         blocks = list(row_blocks(*words.shape))
         planes = [(_HuffmanPlane if coding else _RawPlane)(words.shape, blocks) for coding in coded]
+        raw = [plane for plane in planes if isinstance(plane, _RawPlane)]
         for number, (start, stop) in enumerate(blocks):
             split_block(words[start:stop], self.floats.words, offsets, [plane.targets[number] for plane in planes])
-            for plane in planes:
-                plane.filled(number)
+            for left in raw:
+                left.filled(number)
         for plane in planes:
             yield plane.frame()
 
