@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hs_formats.control import ControlFolder, MoverState, now_s
-from hs_formats.errors import FormatError, PreflightError
 from hs_mover.adapt import CodecChoice
 from hs_mover.backlog import Backlog, Waiting
 from hs_mover.books import Books
@@ -28,12 +25,11 @@ from hs_mover.checks import SourceChanged
 from hs_mover.config import MoverConfig
 from hs_mover.destination import Destination
 from hs_mover.heartbeat import Gauges, Heartbeat
-from hs_mover.housekeeping import ForeignNames, LeftAloneFiles, StaleTemporaries, Undeletable
 from hs_mover.lock import ScratchLock
+from hs_mover.looking import SCAN_S, Looking
 from hs_mover.name import MoverName
-from hs_mover.recover import recover_run, sweep_unclaimed
+from hs_mover.recovery import Recovery
 from hs_mover.registry import Registry
-from hs_mover.scan import list_scratch
 from hs_mover.shared import Shared
 from hs_mover.syncer import MAX_GROUP
 from hs_mover.task import Elsewhere, Identity, LeftAlone, Outcome, SourceError, Task
@@ -45,15 +41,10 @@ __all__ = ["Lane"]
 
 _log = logging.getLogger(__name__)
 
-SCAN_S = 1.0
-"""Longest time between two looks at scratch."""
-
 SETTLE_S = 2.0
 """A file that is no whole part is bad once it has not changed for this long: its writer may not know of renames."""
 
 _LEAST_PAUSE_S = 0.002
-_SCAN_PAUSE_S = 0.02
-_SCAN_SHARE = 10  # scanning takes at most a tenth of the time, however many files there are
 _BUDGET_BYTES = 1 << 30
 _BUDGET_PARTS = 2 * MAX_GROUP  # as many are encoded while as many are synced
 _READ_ATTEMPTS = 5
@@ -83,23 +74,15 @@ class Lane:
         lanes = len(config.sources)
         self._backlog = Backlog(budget_bytes=_BUDGET_BYTES // lanes, budget_parts=max(1, _BUDGET_PARTS // lanes))
         self._trouble = Trouble(destination.location)
-        self._unrecovered: list[str] | None = None
-        self._noted: dict[str, array[int]] | None = None
-        self._foreign = ForeignNames()
-        self._left_alone = LeftAloneFiles()
-        self._undeletable = Undeletable(src)
-        self._stale = StaleTemporaries(self.control)
-        self._dirty = True
-        self._scanned_at_s = float("-inf")
-        self._scan_cost_s = 0.0
         self._checked_at_s = float("-inf")
-        self._said = ""
         self._reported_at_s = time.monotonic()
         self._reported_parts = 0
         self._lock = ScratchLock(self.control)
         self._registry: Registry
+        self._recovery: Recovery
         self._heartbeat: Heartbeat
         self._watch = FolderWatch(src, self._something_came)
+        self._looking = Looking(self.control, self._backlog, lock=self._lock, watch=self._watch, looked=self._looked)
         self._thread = threading.Thread(target=self._run, name=f"lane-{src.name}")
 
     # -- called by other threads
@@ -115,6 +98,9 @@ class Lane:
         self._lock.acquire()
         self._name.claim()
         self._registry = Registry(self.control, self._destination, self.mover_id)
+        self._recovery = Recovery(
+            self._destination, self._registry, self.mover_id, wait=self._turn_and_wait, stopping=self._stop.is_set
+        )
         self._heartbeat = Heartbeat(self.control, self._config, self.mover_id, gauges=lambda: self.gauges)
         self._heartbeat.start()
         self._thread.start()
@@ -144,8 +130,11 @@ class Lane:
         return f"{self.control.scratch}: {self.gauges.summary()}"
 
     def _something_came(self) -> None:
-        self._dirty = True
+        self._looking.again()
         self._wake.set()
+
+    def _looked(self) -> None:
+        self._recovery.begin()
 
     # -- the loop
 
@@ -172,17 +161,20 @@ class Lane:
             if self._stop.is_set():
                 self._finish()
                 return
-            fresh = self._scan_if_due()
+            fresh = self._looking.look_if_due()
+            if fresh:
+                self._check_destination()
             if self._recovered():
                 self._dispatch()
             self._publish()
             if self._config.once:
                 if self._drained(fresh=fresh):
                     return
-                self._dirty |= not len(self._backlog)  # one more look, at once
+                if not len(self._backlog):
+                    self._looking.again()  # one more look, at once
 
     def _pause_s(self) -> float:
-        due = self._earliest_scan_s() if self._dirty else self._scanned_at_s + SCAN_S
+        due = self._looking.due_s()
         retry_at_s = self._backlog.next_retry_s()
         if self._trouble:
             if len(self._backlog) and not self._backlog.in_hand:
@@ -190,9 +182,6 @@ class Lane:
         elif retry_at_s is not None:
             due = min(due, retry_at_s)
         return max(_LEAST_PAUSE_S, due - time.monotonic())
-
-    def _earliest_scan_s(self) -> float:
-        return self._scanned_at_s + max(_SCAN_PAUSE_S, self._scan_cost_s * _SCAN_SHARE)
 
     def _finish(self) -> None:
         self.gauges = replace(self.gauges, stopping=True)
@@ -210,49 +199,11 @@ class Lane:
         if self._trouble:
             self.unmoved += len(self._backlog)
             return True
-        if fresh and self._undeletable.reason and not len(self._backlog):
-            self.unmoved += len(self._undeletable)
+        if fresh and self._looking.undeletable.reason and not len(self._backlog):
+            self.unmoved += len(self._looking.undeletable)
             return True
-        return fresh and not len(self._backlog) and not self._unrecovered and not self._stale.suspects
-
-    # -- looking
-
-    def _scan_if_due(self) -> bool:
-        at_s = time.monotonic()
-        if at_s < self._scanned_at_s + SCAN_S and not (self._dirty and at_s >= self._earliest_scan_s()):
-            return False
-        self._dirty = False
-        try:
-            self._lock.ensure()
-            self._scan()
-        except PreflightError:
-            raise
-        except (FormatError, OSError) as error:
-            if str(error) != self._said:
-                _log.warning("cannot look into %s: %s", self.control.scratch, error)
-            self._said = str(error)
-        self._scanned_at_s = time.monotonic()
-        self._scan_cost_s = self._scanned_at_s - at_s
-        self._watch.ensure()
-        self._check_destination()
-        return True
-
-    def _scan(self) -> None:
-        folder = self.control.scratch
-        listing = list_scratch(folder, known=self._backlog.names, known_foreign=self._foreign.seen)
-        self._backlog.vanish(listing.present)
-        self._left_alone.keep_only(listing.present)
-        self._undeletable.again()
-        for file_name, name in listing.parts.items():
-            with suppress(FileNotFoundError):
-                found = os.lstat(folder / file_name)
-                if not (self._left_alone.holds(file_name, found) or self._undeletable.holds(file_name, found)):
-                    size_bytes = found.st_size if stat.S_ISREG(found.st_mode) else 0
-                    self._backlog.add(Waiting(name, size_bytes, found.st_mtime_ns))
-        self._foreign.add(listing.foreign)
-        self._stale.sweep(listing.temporaries)
-        if self._unrecovered is None:
-            self._unrecovered = self._registry.runs()
+        left = len(self._backlog) or self._looking.suspects or (self._recovery.begun and not self._recovery.done)
+        return fresh and not left
 
     def _check_destination(self) -> None:
         at_s = time.monotonic()
@@ -270,33 +221,22 @@ class Lane:
         if self._trouble.begin(error):
             self._registry.forget_books()
             self._name.release()
-            self._noted = None
+            self._recovery.forget()
         self._publish()
 
     # -- handing out
 
     def _recovered(self) -> bool:
         """Clean up and adopt what an earlier life left in the destination; True once that is done."""
-        if self._unrecovered is None or not self._trouble.may_try(time.monotonic()):
+        if not self._recovery.begun or not self._trouble.may_try(time.monotonic()):
             return False
         try:
-            if self._unrecovered and self._noted is None:
-                sweep_unclaimed(self._destination, self.mover_id)
-                self._noted = self._registry.noted(self._unrecovered, turn=lambda: self._turn_and_wait(0))
-            while self._unrecovered and not self._stop.is_set():
-                run = self._unrecovered[-1]
-                books = self._registry.books_of(run)
-                if books is not None:
-                    noted = (self._noted or {}).get(run, array("Q"))
-                    recover_run(books, run, self.mover_id, noted=noted, wait=self._turn_and_wait)
-                self._unrecovered.pop()
-            if not self._unrecovered:
-                self._noted = None
+            self._recovery.go_on()
         except SourceError as error:
             _log.warning("cannot read %s", error)
         except OSError as error:
             self._hold(error)
-        return not self._unrecovered
+        return self._recovery.done
 
     def _turn_and_wait(self, wait_s: float) -> None:
         self.gauges = replace(self.gauges, turned_at_s=time.monotonic())
@@ -381,7 +321,7 @@ class Lane:
 
     def _leave_alone(self, part: Waiting, why: str = "") -> None:
         with suppress(FileNotFoundError):
-            self._left_alone.add(str(part.name), os.lstat(self.control.scratch / str(part.name)))
+            self._looking.left_alone.add(str(part.name), os.lstat(self.control.scratch / str(part.name)))
             if why:
                 _log.warning("leaving %s alone: %s", part.name, why)
         self._backlog.done(part)
@@ -424,7 +364,7 @@ class Lane:
             _log.warning("quarantined %s: %s", part.name, outcome.note)
         else:
             _log.debug("%s %s", outcome.note, part.name)
-        self._undeletable.delete(str(part.name), outcome.identity)
+        self._looking.undeletable.delete(str(part.name), outcome.identity)
         self._backlog.done(part)
 
     def _count(self, moved: Sequence[Outcome]) -> None:
@@ -443,9 +383,9 @@ class Lane:
             self.gauges,
             backlog_parts=len(self._backlog),
             backlog_bytes=self._backlog.size_bytes,
-            left_alone_parts=len(self._left_alone) + len(self._undeletable),
+            left_alone_parts=len(self._looking.left_alone) + len(self._looking.undeletable),
             codec=self._choice.codec.name,
-            trouble=self._trouble.reason or self._undeletable.reason,
+            trouble=self._trouble.reason or self._looking.undeletable.reason,
         )
         at_s = time.monotonic()
         state = self._heartbeat.state
