@@ -59,7 +59,7 @@ class Measured:
             generator. ``prefill``: prompts as long as question and answer, one token each, nothing kept. ``answers``:
             `hs-client run --generate`, while requests for answers are in flight. ``run``: the client from its start
             until all is durable.
-        raw_bytes: of states stored.
+        raw_bytes: of part files stored.
         replays: forwards of the capture that were replays of a graph, and all of them.
         generator_cpu: largest share of a core that the load generator used.
     """
@@ -182,7 +182,7 @@ def _run_the_client(server: Server, plan: Plan, disk: Path, found: Measured) -> 
         for number in range(1, plan.blocks + 1):
             questions = plan.questions(f"one{number}-client", server.target.vocabulary)
             rows = write_rows(server.target.work / f"one{number}.jsonl", question_rows(questions))
-            done = extract(server, rows, dst, plan, questions)
+            done = extract(rows, plan, questions, url=server.url, scratch=server.scratch, dst=dst)
             found.add("answers", done.generate_s)
             _note(found, done)
 
@@ -195,7 +195,9 @@ def _capture_what_was_said(
     def blocks(dst: Path) -> None:
         for number, (questions, answers) in enumerate(told, start=1):
             rows = write_rows(server.target.work / f"two{number}.jsonl", answered_rows(questions, answers))
-            _note(found, extract(server, rows, dst, plan, questions, answers=answers))
+
+            done = extract(rows, plan, questions, url=server.url, scratch=server.scratch, dst=dst, answers=answers)
+            _note(found, done)
 
     _with_mover(server, disk, found, blocks)
 

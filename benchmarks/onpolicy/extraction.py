@@ -14,7 +14,6 @@ from typing import Any
 
 from benchmarks.checkout import program, program_environment
 from benchmarks.onpolicy.plan import Plan, Questions
-from benchmarks.serving import Server
 
 __all__ = ["Extraction", "count_problems", "extract"]
 
@@ -29,7 +28,7 @@ class Extraction:
     Attributes:
         wall_s: from the client's start to its end, when every sample is durable.
         generate_s: in which requests for answers were in flight; 0 for a run that generates nothing.
-        raw_bytes: of states.
+        raw_bytes: of part files.
     """
 
     wall_s: float
@@ -39,18 +38,32 @@ class Extraction:
 
 
 def extract(
-    server: Server, rows: Path, dst: Path, plan: Plan, questions: Questions, *, answers: Questions | None = None
+    rows: Path,
+    plan: Plan,
+    questions: Questions,
+    *,
+    url: str,
+    scratch: Path,
+    dst: Path,
+    answers: Questions | None = None,
 ) -> Extraction:
-    """Run the client on `rows` and verify what it stored, below `dst`, which is removed.
+    """Run the client on `rows`, verify what it stored, and remove that.
 
-    A mover must run from the server's scratch to `dst`. Without `answers` the server gives them (``--generate``).
+    Args:
+        rows: of `questions`, and of `answers` where they are known; logs are put beside them.
+        plan: what was asked for.
+        questions: ids by sample.
+        url: of the server.
+        scratch: that it writes to, and that a mover empties.
+        dst: that mover's destination.
+        answers: without them the server gives them (``--generate``).
     """
     work, dataset, report = rows.parent, dst / rows.stem, rows.with_suffix(".summary.json")
     options = ["--concurrency", str(plan.in_flight), "--progress-interval", "60", "--summary-json", str(report)]
     if answers is None:
         options += ["--generate", "--max-new-tokens", str(plan.new_tokens), "--looping-answers", "keep"]
         options += ["--generate-concurrency", str(plan.in_flight)]
-    where = ["--server", server.url, "--scratch", str(server.scratch)]
+    where = ["--server", url, "--scratch", str(scratch)]
     began = time.monotonic()
     ended = _client(work, rows.stem, "run", str(rows), *where, *options)
     wall_s = time.monotonic() - began
@@ -59,7 +72,7 @@ def extract(
             return Extraction(wall_s=wall_s, generate_s=0.0, raw_bytes=0, problems=[f"hs-client run: {ended}"])
         summary: dict[str, Any] = json.loads(report.read_bytes())
         problems = [*count_problems(summary, plan, generates=answers is None)]
-        if refused := _client(work, rows.stem, "verify", str(dataset), "--scratch", str(server.scratch)):
+        if refused := _client(work, rows.stem, "verify", str(dataset), "--scratch", str(scratch)):
             problems.append(f"hs-client verify: {refused}")
         problems += _sample_problems(dataset, plan, questions, answers)
         return Extraction(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from benchmarks.load import Vocabulary
 from benchmarks.onpolicy.arms import ARMS, BASELINE, absent
 from benchmarks.onpolicy.case import plot, table
 from benchmarks.onpolicy.endless import endless
-from benchmarks.onpolicy.extraction import count_problems
+from benchmarks.onpolicy.extraction import Extraction, count_problems, extract
 from benchmarks.onpolicy.figures import RATIOS, merge, per_thousand, ratios, seconds_of
 from benchmarks.onpolicy.plan import Plan, answered_rows, question_rows, write_rows
 from benchmarks.results import ResultFile, alike, load
 from benchmarks.serving import DUMMIES, Target
+from benchmarks.soak.running import Observed
 from hypothesis import given, settings, strategies as st
 
+from fake_server import Act, FakeServer, Said, serving
 from hs_client.rows import parse_row
 
 _SECONDS = st.floats(0.1, 1e4)
@@ -177,6 +180,57 @@ def test_an_endless_model_is_the_same_without_tokens_that_end(tmp_path: Path, ne
     assert "[1, 2]" in (model / "config.json").read_text(), "the user's model stays as it is"
 
 
+def _answer(ids: Sequence[int]) -> list[int]:
+    return [ids[0] + 50 + at for at in range(_PLAN.new_tokens)]
+
+
+def _extracted(folder: Path, *, answers: bool, **knobs: Any) -> tuple[Extraction, FakeServer]:
+    """A block with the real client and mover, and a server that says and captures as it is told.
+
+    Its states are fixed by the token and its place: prompts that shared one would be found to share its state.
+    """
+    questions = {f"b1-{number}": [100 * number + at for at in range(_PLAN.prompt_tokens)] for number in range(4)}
+    told = {name: _answer(ids) for name, ids in questions.items()} if answers else None
+    rows = answered_rows(questions, told) if told else question_rows(questions)
+    path, dst = write_rows(folder / "b1.jsonl", rows), folder / "dst"
+    dst.mkdir()
+    said = {"say": lambda number, ids, sampling: Said(_answer(ids), finish="length")}
+    with serving(folder / "scratch", **{**said, **knobs}) as server:
+        with Observed(server.scratch, dst, folder / "mover.log") as mover:
+            found = extract(path, _PLAN, questions, url=server.url, scratch=server.scratch, dst=dst, answers=told)
+        assert mover.exit_code == 0
+    assert not (dst / "b1").exists()
+    return found, server
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["generate", "capture"])
+def test_a_block_that_is_right_is_stored_verified_and_removed(tmp_path: Path, answers: bool) -> None:
+    found, server = _extracted(tmp_path, answers=answers)
+    assert found.problems == []
+    assert len(server.requests) == _PLAN.samples
+    assert len(server.asked) == (0 if answers else _PLAN.samples)
+    assert found.raw_bytes > _PLAN.samples * _PLAN.tokens * 3 * 8 * 4  # two boundaries and the last state, float32
+    assert (found.generate_s > 0) != answers
+    assert found.wall_s > found.generate_s
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"say": lambda number, ids, sampling: Said(_answer(ids)[: 3 - (number == 1)])}, "11 tokens of generation"),
+        ({"say": lambda number, ids, sampling: Said(finish="abort")}, "hs-client run: exit 1"),
+        (
+            {"act": lambda number, rid, ids: Act(failure="ring full" if number == 2 else "")},
+            "1 requests were sent again",
+        ),
+    ],
+    ids=["ended-early", "aborted", "given-up"],
+)
+def test_a_block_that_is_not_is_told(tmp_path: Path, knobs: dict[str, Any], words: str) -> None:
+    found, _ = _extracted(tmp_path, answers=False, **knobs)
+    assert words in " ".join(found.problems)
+
+
 def _target(profile: str) -> Target:
     return Target(
         model_path="m", label="m", profile=profile, tp=1, port=1, vocabulary=Vocabulary(512), context_length=2048,
@@ -251,11 +305,9 @@ def test_onpolicy_quick(tmp_path: Path) -> None:
         "one": {"generate": 1, "prefill": 1, "answers": 1, "run": 1},
         "two": {"run": 1},
     }
-    given = record["parameters"]
-    tokens = given["samples"] * (given["prompt_tokens"] + given["new_tokens"])
-    assert run[BASELINE]["raw_bytes"] == 0
-    assert run["one"]["raw_bytes"] == run["two"]["raw_bytes"] > 0
-    assert run["one"]["raw_bytes"] % tokens == 0
+    assert [one["raw_bytes"] > 0 for one in run.values()] == [False, True, True]
+    samples = record["parameters"]["samples"]
+    assert [one["requests"] for one in run.values()] == [samples + 4, 2 * samples + 4, 0]  # and four that warm up
     assert set(record["ratios"]) == set(RATIOS) - {"eager"}
     assert "`--generate`" in table(record)
     plot(record, tmp_path / "plot.png")
