@@ -283,6 +283,10 @@ class ServerClient:
         except library.HTTPError as error:
             await self._start_anew()
             raise Lost(_words(error)) from None
+        except AttributeError:
+            # anyio asks for the peer of a connection that is gone already, and uvloop then has no socket to ask.
+            await self._start_anew()
+            raise Lost("the connection broke as soon as it was there") from None
         except BaseException:
             await self._start_anew()
             raise

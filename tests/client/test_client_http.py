@@ -176,6 +176,38 @@ async def test_an_abort_inside_200_is_an_answer() -> None:
     assert (got.finish_type, got.finish_reason) == ("abort", "gone")
 
 
+async def test_a_generated_answer_has_its_ids_and_what_ended_it() -> None:
+    meta = {"finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": 5, "completion_tokens": 3}
+    with raw(answer(200, {"text": "?", "output_ids": [7, 8, 2], "meta_info": meta})) as server:
+        async with connected(server.url) as client:
+            got = await client.answer("hsgen-0000000a-0000000000", IDS, {"max_new_tokens": 9})
+        head = server.heads[0].decode()
+    assert (got.output_ids, got.finish_type, got.matched, got.prompt_tokens, got.counted) == (
+        [7, 8, 2],
+        "stop",
+        2,
+        5,
+        3,
+    )
+    assert head.startswith("POST /generate HTTP/1.1")
+
+
+async def test_a_connection_that_is_gone_before_it_is_used_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop has no socket any more to be asked for its peer, and anyio asks."""
+    with raw(answer(200, GOOD)) as server:
+        async with connected(server.url) as client:
+
+            async def broken(request: object) -> None:
+                raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(client._transport, "handle_async_request", broken)
+                with pytest.raises(Lost, match="broke as soon as it was there"):
+                    await client.generate("hs-0000000a-00000000-00", IDS)
+            got = await client.generate("hs-0000000a-00000000-00", IDS)
+            assert got.prompt_tokens == 5
+
+
 async def test_nobody_there_means_not_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -225,17 +225,18 @@ def test_busy_lost_and_dying_servers_cost_no_answer(mover: MoverProcess, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_kills_and_no_answer_is_generated_twice(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = questions(60)
+    rows = questions(200)
     file = prompts(tmp_path / "p.jsonl", rows)
     dataset = mover.dst / "p"
     chance = random.Random(4)
-    options = ("--generate", "--generate-concurrency", "3", "--concurrency", "2")
+    options = ("--generate", "--generate-concurrency", "3")
+    wide = ("--generate", "--generate-concurrency", "50")
 
     def say(number: int, ids: list[int], sampling: dict[str, Any]) -> Said:
         said = fake_answer(ids, sampling)
         return Said(said.ids, matched=said.matched, delay_s=0.2)
 
-    with serving(mover.scratch, say=say, act=lambda *_: Act(delay_s=0.1)) as server:
+    with serving(mover.scratch, say=say, act=lambda *_: Act(delay_s=0.05)) as server:
         lost = 0
         for kill in range(10):
             before = len(server.asked)
@@ -255,8 +256,8 @@ def test_ten_kills_and_no_answer_is_generated_twice(mover: MoverProcess, tmp_pat
             in_flight = len(server.asked) - lost - sum(kept(dataset).values())
             assert 0 <= in_flight <= 3
             lost += in_flight
-        ended = client(server, file, *options)
-        again = client(server, file, *options)
+        ended = client(server, file, *wide)
+        again = client(server, file, *wide)
     assert (ended.code, again.code) == (0, 0), ended.text
     check_records(dataset, answered(rows))
     assert kept(dataset) == Counter({(row["id"], 1, 0): 1 for row in rows})
@@ -284,22 +285,21 @@ def test_a_damaged_answer_is_asked_for_again(mover: MoverProcess, tmp_path: Path
 
 
 def test_ctrl_c_keeps_what_was_being_answered(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = questions(30)
+    rows = questions(200)
     file = prompts(tmp_path / "p.jsonl", rows)
 
     def say(number: int, ids: list[int], sampling: dict[str, Any]) -> Said:
         said = fake_answer(ids, sampling)
         return Said(said.ids, matched=said.matched, delay_s=0.3)
 
-    options = ("--generate", "--generate-concurrency", "4")
     with serving(mover.scratch, say=say) as server:
-        process = start(server, file, *options)
+        process = start(server, file, "--generate", "--generate-concurrency", "4")
         wait_until(lambda: len(server.asked) >= 6, timeout_s=60, what="some questions", every_s=0.01)
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=60)
         assert process.returncode == 130, text
         assert sum(kept(mover.dst / "p").values()) == len(server.asked) < len(rows)
-        ended = client(server, file, *options)
+        ended = client(server, file, "--generate")
     assert ended.code == 0, ended.text
     assert len(server.asked) == len(rows)
 
@@ -377,7 +377,6 @@ def test_two_servers_share_the_questions_and_one_that_dies_costs_no_answer(mover
             bad.stop()
         text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
-    assert "is given up" in text
     check_records(mover.dst / "p", answered(rows))
     assert set(kept(mover.dst / "p").values()) == {1}
     assert len(rows) <= len(good.asked) + len(bad.asked) <= len(rows) + 2 + text.count("waiting for the server")
