@@ -31,6 +31,7 @@ FILLED_IN = {
         "repeat this command, which goes on where it stopped"
     ),
     "no tokenizer is loaded",  # a fault of ours: the client loads it before
+    "The part belongs to a dataset below another destination.",  # what the class is for, not what it says
 }
 
 
