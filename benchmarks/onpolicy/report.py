@@ -112,7 +112,8 @@ def plot(record: dict[str, Any], path: Path) -> None:
             bottom += seconds[part]
     right.set_xticks(range(len(ways)), [f"{way} server{'s' * (way == 'two')}" for way in ways], fontsize=8)
     right.set_ylabel("seconds for 1,000 samples")
-    right.legend(fontsize=8)
+    if ways:
+        right.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -82,6 +82,24 @@ def test_without_an_arm_nothing_is_said_of_it() -> None:
     assert per_thousand([_run(arms="alone")], 4) == {}
 
 
+@pytest.mark.parametrize("arms", ["alone", "alone eager", "alone one", "alone one two eager"])
+def test_any_part_of_it_can_be_shown(tmp_path: Path, arms: str) -> None:
+    runs = [_run(arms=arms)]
+    given = {"model": "m", "samples": 4, "prompt_tokens": 5, "new_tokens": 3, "in_flight": 2}
+    record = {
+        "valid": True, "times_mean_something": True, "parameters": given, "runs": runs, "ratios": ratios(runs),
+        "machine": {"gpus": ["NVIDIA H200"]}, "versions": {}, "absent": {}, "left": ["two"],
+    }  # fmt: skip
+    text = table(record)
+    assert "m on 1 × NVIDIA H200" in text
+    assert text.count("\n| one server, `--generate` |") == ("one" in arms.split())
+    assert text.count("\n| two servers, one after the other |") == ("two" in arms.split())
+    assert "3 of 4" in text or "one" not in arms.split()
+    assert text.endswith("- not run yet: two\n")
+    plot(record, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_time_for_a_thousand_has_all_starts_of_a_way_once() -> None:
     found = per_thousand([_run(arms="alone one"), _run(arms="alone two")], 500)
     assert found["one"] == {"starts": 60.0, "generate": 0.0, "capture": 260.0, "all": 320.0}
