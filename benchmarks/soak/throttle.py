@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hs_formats.errors import PreflightError
+from benchmarks.machine import NotHere
 
 __all__ = ["Throttle", "throttle"]
 
@@ -51,7 +51,7 @@ def throttle(folder: Path) -> Iterator[Throttle]:
     """Groups of our own; `folder` lies on the disk that can be slowed down.
 
     Raises:
-        PreflightError: no such groups can be made.
+        NotHere: no such groups can be made.
     """
     name = f"hs-soak-{os.getpid()}"
     roots = [_CPU, _DISK] if (_CPU / "cpu.cfs_quota_us").exists() or _CPU.is_dir() else [_UNIFIED]
@@ -65,7 +65,7 @@ def throttle(folder: Path) -> Iterator[Throttle]:
             found.cpu(None)
             found.disk(None)
         except OSError as error:
-            raise PreflightError(f"no cgroup for throttles can be made ({error}): run it as root") from error
+            raise NotHere(f"no cgroup for throttles can be made ({error}): run it as root") from error
         yield found
     finally:
         for path in made:

@@ -30,6 +30,11 @@ def test_list_names_every_case_with_its_question(capsys: pytest.CaptureFixture[s
     assert all(line.endswith("?") for line in lines)
 
 
+def test_the_page_of_all_cases_names_each() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"[{name}]({name}/README.md)" not in text] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_case_has_a_readme_with_a_place_for_its_result(name: str) -> None:
     text = (ROOT / "benchmarks" / name / "README.md").read_text(encoding="utf-8")
