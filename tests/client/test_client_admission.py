@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
+import anyio
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hs_client.admission import (
     CreditView,
+    Decision,
     RecordCost,
     ceiling,
     decide,
@@ -18,7 +21,13 @@ from hs_client.admission import (
     others_promised,
     someone_waits,
 )
-from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, MoverState
+from hs_client.errors import MoverElsewhere
+from hs_client.preflight import Place
+from hs_client.settings import RunSettings
+from hs_client.storage import Storage
+from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, MoverState, RunState, now_s
+from hs_formats.dataset import DatasetPaths
+from hs_formats.fixed_record import FixedRecord
 
 LIMIT = 1_000_000
 COST = RecordCost(bytes_per_token=1000, copies=1, ranks=1, chunk_tokens=16)
@@ -372,3 +381,49 @@ class Admission(RuleBasedStateMachine):
 
 TestAdmission = Admission.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_a_mover_that_stays_elsewhere_ends_the_run_in_the_end(tmp_path: Path) -> None:
+    control = ControlFolder(tmp_path / "scratch")
+    control.create()
+    control.register_run(RunState(run="0000000a", dataset="p", pid=1))
+    (tmp_path / "dst").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "dst")
+    paths = DatasetPaths(tmp_path / "dst" / "p")
+
+    async def play(record: FixedRecord) -> None:
+        def mover_stores_to(dst: Path, progress_s: float) -> MoverState:
+            mover = mover_state(
+                dst=str(dst),
+                heartbeat_s=now_s(),
+                last_progress_s=progress_s,
+                limit_bytes=1 << 50,
+                capacity_bytes=1 << 50,
+            )
+            record.write(asdict(mover))
+            return mover
+
+        place = Place(control, mover_stores_to(tmp_path / "dst", 1.0), paths)
+        patient = RunSettings(files=[], mover_timeout_s=5)
+        storage = Storage(patient, place, run="0000000a", settle=lambda attempt, verdict: None, status=str)
+        began_s = anyio.current_time()
+
+        async def look(after_s: float) -> Decision:
+            await storage.beat()
+            decision = await storage.keeper.take(100)
+            storage.keeper.waiting = decision.reason
+            storage.check(began_s + after_s, left=7)
+            return decision
+
+        assert (await look(0)).verdict == "grant"
+        for after_s in (1.0, 4.0, 5.5):  # it moves what is others', which is no progress here
+            mover_stores_to(tmp_path / "other", after_s)
+            decision = await look(after_s)
+            assert (decision.verdict, "it stores to" in decision.reason) == ("wait", True)
+        with pytest.raises(MoverElsewhere, match=r"stores to .*/other now, .* lies in .*/dst; 7 samples are pending"):
+            await look(7.0)
+        mover_stores_to(tmp_path / "link", 9.0)
+        assert (await look(7.5)).verdict == "grant"
+
+    with FixedRecord(control.mover_file) as record:
+        anyio.run(play, record)

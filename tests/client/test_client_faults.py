@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chain import MoverProcess, running_mover
-from client_runs import Ledgers, check_records, client, prompts
+from chain import MoverProcess
+from client_runs import Ledgers, check_records, client, ids_of, prompts, rows_of
 from fake_server import Act, serving
 from hs_formats.ledger import Done, Failed
 from hs_formats.names import Rid
-
-Rows = list[dict[str, Any]]
-
-
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
-
-
-def rows_of(count: int) -> Rows:
-    return [{"id": f"s{i}", "input_ids": list(range(1, 2 + i % 30))} for i in range(count)]
-
-
-def ids_of(rows: Rows) -> dict[str, list[int]]:
-    return {row["id"]: row["input_ids"] for row in rows}
 
 
 @pytest.mark.slow
 def test_many_requests_in_flight_wait_for_slow_answers(mover: MoverProcess, tmp_path: Path) -> None:
     """HTTP libraries give up after five seconds, for an answer as for a connection, if nobody tells them not to."""
-    rows = rows_of(256)
+    rows = rows_of(256, longest=30)
     with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=7)) as server:
         ended = client(server, prompts(tmp_path / "p.jsonl", rows), "--concurrency", "256", "--server-timeout", "60")
     assert ended.code == 0, ended.text
@@ -56,7 +37,7 @@ def test_parts_that_come_late_and_one_by_one_are_waited_for_in_silence(mover: Mo
 
 def test_a_late_record_of_an_attempt_that_was_given_up_counts_once(mover: MoverProcess, tmp_path: Path) -> None:
     """The first answer takes longer than the client waits, and its parts come after the second request was sent."""
-    rows = rows_of(3)
+    rows = rows_of(3, longest=30)
 
     def act(number: int, rid: str, ids: list[int]) -> Act:
         first = Rid.parse(rid).attempt == 0
@@ -78,7 +59,7 @@ def test_a_late_record_of_an_attempt_that_was_given_up_counts_once(mover: MoverP
 def test_a_web_page_is_named_and_not_quoted(mover: MoverProcess, tmp_path: Path) -> None:
     page = "<!DOCTYPE html><html><body><h1>502 Bad Gateway</h1></body></html>"
     with serving(mover.scratch, act=lambda i, rid, t: Act(status=404, body=page, raw=True)) as server:
-        ended = client(server, prompts(tmp_path / "p.jsonl", rows_of(3)))
+        ended = client(server, prompts(tmp_path / "p.jsonl", rows_of(3, longest=30)))
     assert ended.code == 1, ended.text
     assert "the server refuses it: HTTP 404: a web page, so this is no SGLang server" in ended.text
     assert "<h1>" not in ended.text
@@ -86,7 +67,7 @@ def test_a_web_page_is_named_and_not_quoted(mover: MoverProcess, tmp_path: Path)
 
 def test_the_successor_of_httpx_does_the_same(mover: MoverProcess, tmp_path: Path) -> None:
     pytest.importorskip("httpx2")
-    rows = rows_of(30)
+    rows = rows_of(30, longest=30)
     flaky = Act(vanish=True)
     busy = Act(status=503, body={"object": "error", "message": "The request queue is full."})
     with serving(mover.scratch, act=lambda i, rid, t: {3: flaky, 9: busy}.get(i, Act())) as server:

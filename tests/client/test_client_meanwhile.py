@@ -3,19 +3,18 @@ known, of different ones only one counts, and that is said."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from chain import MoverProcess, command, running_mover, wait_until
+from chain import MoverProcess, command, wait_until
 from client_runs import Ledgers, client, prompts, start
 from fake_server import Act, serving
 from hs_client.meanwhile import Conflict, Meanwhile
@@ -24,20 +23,6 @@ from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Done, Intent, LedgerLine, Rejected
 
 DATASET = ("--dataset", "both")
-
-
-@pytest.fixture
-def movers(tmp_path: Path) -> Iterator[list[MoverProcess]]:
-    """Two scratch folders, so that the clients know of each other through the dataset alone."""
-    with contextlib.ExitStack() as stack:
-        found: list[MoverProcess] = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir(mode=0o700)
-            (tmp_path / f"log-{name}").mkdir()
-            found.append(
-                stack.enter_context(running_mover(tmp_path / name, tmp_path / "dst", tmp_path / f"log-{name}"))
-            )
-        yield found
 
 
 def rows_of(count: int, shift: int) -> list[dict[str, Any]]:

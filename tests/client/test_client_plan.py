@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,13 +127,6 @@ def test_a_template_is_a_readable_file(tmp_path: Path) -> None:
     assert read_template(path) == "{{ messages }}"
     assert read_template(None) == ""
     assert ChatOptions() == ChatOptions(template="", arguments={}, train_on="all")
-
-
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
 
 
 def test_a_dry_run_says_the_plan_and_a_run_that_cannot_fit_is_refused(mover: MoverProcess, tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from chain import MoverProcess, running_mover, wait_until
-from client_runs import Ledgers, argv, check_records, client, prompts, start
+from client_runs import Ledgers, Rows, argv, check_records, client, ids_of, prompts, rows_of, start
 from fake_server import Act, FakeServer, serving
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.ledger import Done, Failed, Intent, Rejected
 from hs_formats.names import Rid
 from launching import free_port
-
-Rows = list[dict[str, object]]
 
 
 @pytest.fixture
@@ -32,14 +30,6 @@ def mover(scratch: Path, tmp_path: Path) -> Iterator[MoverProcess]:
     scratch.mkdir(mode=0o700)
     with running_mover(scratch, tmp_path / "dst", tmp_path) as running:
         yield running
-
-
-def rows_of(count: int, *, longest: int = 40) -> Rows:
-    return [{"id": f"s{i}", "input_ids": [1 + (i * 7 + j) % 300 for j in range(1 + i % longest)]} for i in range(count)]
-
-
-def ids_of(rows: Rows) -> dict[str, list[int]]:
-    return {str(row["id"]): row["input_ids"] for row in rows}  # type: ignore[misc]
 
 
 def _silent(scratch: Path) -> bool:

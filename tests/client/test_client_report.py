@@ -8,19 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from chain import MoverProcess, command, running_mover, wait_until
-from client_runs import Ledgers, argv, check_records, client, prompts, start
+from chain import MoverProcess, command, wait_until
+from client_runs import Ledgers, argv, check_records, client, ids_of, prompts, rows_of, start
 from fake_server import Act, serving
 from hs_formats.ledger import Intent
 from hs_formats.reader import HiddenStateDataset
-
-Rows = list[dict[str, Any]]
 
 _HOLDER = """
 import fcntl, os, sys, time
@@ -31,21 +25,6 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
-
-
-def rows_of(count: int) -> Rows:
-    return [{"id": f"s{i}", "input_ids": list(range(1, 2 + i % 30))} for i in range(count)]
-
-
-def ids_of(rows: Rows) -> dict[str, list[int]]:
-    return {row["id"]: row["input_ids"] for row in rows}
-
-
 def status(*arguments: object) -> str:
     done = subprocess.run(
         [command("hs-client"), "status", *map(str, arguments)], capture_output=True, text=True, check=True
@@ -54,7 +33,7 @@ def status(*arguments: object) -> str:
 
 
 def test_failed_rows_are_valid_input_again(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = rows_of(30)
+    rows = rows_of(30, longest=30)
     lines = [json.dumps(row, indent=None, separators=(" ,", " :  ")) for row in rows]
     lines[4:4] = ['{"id": "bad"}', '{"input_ids": [NaN]}']
     file = tmp_path / "p.jsonl"
@@ -113,7 +92,7 @@ def test_rejected_rows_stay_rejected_until_one_asks(mover: MoverProcess, tmp_pat
 
 
 def test_the_way_on_is_printed_as_a_command_that_works(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = rows_of(30)
+    rows = rows_of(30, longest=30)
     file = prompts(tmp_path / "a file's name.jsonl", rows)
     with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=0.2)) as server:
         process = start(
@@ -131,7 +110,7 @@ def test_the_way_on_is_printed_as_a_command_that_works(mover: MoverProcess, tmp_
 
 
 def test_status_of_a_run_and_of_its_dataset(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = rows_of(40)
+    rows = rows_of(40, longest=30)
     dataset = mover.dst / "p"
     with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=0.25)) as server:
         process = start(server, prompts(tmp_path / "p.jsonl", rows), "--concurrency", "2", log=tmp_path / "log")
@@ -165,7 +144,7 @@ def test_status_of_a_run_and_of_its_dataset(mover: MoverProcess, tmp_path: Path)
 def test_a_stopped_client_that_keeps_the_lock_is_named_and_waited_for_no_longer_than_told(
     mover: MoverProcess, tmp_path: Path
 ) -> None:
-    rows = rows_of(10)
+    rows = rows_of(10, longest=30)
     file = prompts(tmp_path / "p.jsonl", rows)
     lock = mover.scratch / ".hs" / "credit.lock"
     holder = subprocess.Popen(
@@ -199,7 +178,7 @@ def test_a_stopped_client_that_keeps_the_lock_is_named_and_waited_for_no_longer_
 
 
 def test_a_second_client_without_a_shard_of_its_own_is_warned(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = rows_of(20)
+    rows = rows_of(20, longest=30)
     file = prompts(tmp_path / "p.jsonl", rows)
     held = threading.Event()
 
@@ -222,7 +201,7 @@ def test_a_second_client_without_a_shard_of_its_own_is_warned(mover: MoverProces
 
 
 def test_plain_lines_come_no_oftener_than_told(mover: MoverProcess, tmp_path: Path) -> None:
-    rows = rows_of(30)
+    rows = rows_of(30, longest=30)
     with serving(mover.scratch, act=lambda i, rid, t: Act(delay_s=0.2)) as server:
         line = argv(server, [prompts(tmp_path / "p.jsonl", rows)], "--concurrency", "2", "--progress-interval", "1")
         done = subprocess.run(line, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
@@ -236,8 +215,8 @@ def test_plain_lines_come_no_oftener_than_told(mover: MoverProcess, tmp_path: Pa
 
 def test_attempts_of_one_sample_have_pauses_and_rids_of_their_own(mover: MoverProcess, tmp_path: Path) -> None:
     with serving(mover.scratch, act=lambda i, rid, t: Act(cached_tokens=1 if i < 2 else 0)) as server:
-        ended = client(server, prompts(tmp_path / "p.jsonl", rows_of(1)))
+        ended = client(server, prompts(tmp_path / "p.jsonl", rows_of(1, longest=30)))
     assert ended.code == 0, ended.text
     assert len(set(server.rids)) == 3
     assert len(Ledgers.of(mover.dst / "p").kinds(Intent)) == 3
-    check_records(mover.dst / "p", ids_of(rows_of(1)))
+    check_records(mover.dst / "p", ids_of(rows_of(1, longest=30)))

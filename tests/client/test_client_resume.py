@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chain import MoverProcess, running_mover, wait_until
-from client_runs import Ledgers, check_records, client, prompts, start
+from chain import MoverProcess, wait_until
+from client_runs import Ledgers, check_records, client, ids_of, prompts, rows_of, start
 from fake_server import Act, serving
 from hs_formats.ledger import Done
-
-Rows = list[dict[str, Any]]
-
-
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
-
-
-def rows_of(count: int) -> Rows:
-    return [{"id": f"s{i}", "input_ids": [(7 * i + j) % 300 for j in range(1, 2 + i % 40)]} for i in range(count)]
-
-
-def ids_of(rows: Rows) -> dict[str, list[int]]:
-    return {row["id"]: row["input_ids"] for row in rows}
 
 
 def stored(dataset: Path) -> dict[Path, tuple[int, int, int]]:

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chain import MoverProcess, running_mover, wait_until
-from client_runs import Ledgers, check_records, client, prompts, start
+from client_runs import Ledgers, check_records, client, ids_of, prompts, rows_of, start
 from fake_server import Act, serving
 from hs_formats.ledger import Done
 from launching import free_port
 
-Rows = list[dict[str, Any]]
-
-
-def rows_of(count: int) -> Rows:
-    return [{"id": f"s{i}", "input_ids": [(7 * i + j) % 300 for j in range(1, 2 + i % 40)]} for i in range(count)]
-
-
-def ids_of(rows: Rows) -> dict[str, list[int]]:
-    return {row["id"]: row["input_ids"] for row in rows}
-
-
-@pytest.fixture
-def movers(tmp_path: Path) -> Iterator[list[MoverProcess]]:
-    with contextlib.ExitStack() as stack:
-        found: list[MoverProcess] = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir(mode=0o700)
-            (tmp_path / f"log-{name}").mkdir()
-            found.append(
-                stack.enter_context(running_mover(tmp_path / name, tmp_path / "dst", tmp_path / f"log-{name}"))
-            )
-        yield found
-
 
 def test_two_servers_share_the_rows_and_one_dataset_holds_them(movers: list[MoverProcess], tmp_path: Path) -> None:
     rows = rows_of(80)
-    slow = Act(delay_s=0.4)
-    with (
-        serving(movers[0].scratch, act=lambda i, rid, t: Act(delay_s=0.05)) as quick,
-        serving(movers[1].scratch, act=lambda i, rid, t: slow) as other,
-    ):
+    quick_scratch, slow_scratch = movers[0].scratch, movers[1].scratch
+
+    def slow(number: int, rid: str, ids: list[int]) -> Act:
+        """Answers once the other one has had five requests for each of its own, or nothing is left to send."""
+
+        def due() -> bool:
+            return len(quick.requests) >= 5 * (number + 1) or len(quick.requests) + len(other.requests) == 80
+
+        wait_until(due, timeout_s=60, what="requests to the quick one")
+        return Act()
+
+    with serving(quick_scratch) as quick, serving(slow_scratch, act=slow) as other:
         file = prompts(tmp_path / "p.jsonl", rows)
         also = f"{other.url}={other.scratch}"
         ended = client(quick, file, "--server", also, "--concurrency", "4")

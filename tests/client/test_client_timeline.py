@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 from hypothesis import given, strategies as st
 
-from chain import MoverProcess, running_mover
+from chain import MoverProcess
 from client_runs import client, prompts
 from fake_server import Act, serving
 from hs_client import timeline_log
@@ -21,13 +21,6 @@ from hs_client.timeline_log import TimelineLog
 from hs_formats.timeline import interval_s, read_timeline
 
 PARTIES: Sequence[Party] = ("", "tokeniser", "server", "scratch", "mover")
-
-
-@pytest.fixture
-def mover(tmp_path: Path) -> Iterator[MoverProcess]:
-    (tmp_path / "scratch").mkdir(mode=0o700)
-    with running_mover(tmp_path / "scratch", tmp_path / "dst", tmp_path) as running:
-        yield running
 
 
 def test_a_run_leaves_a_timeline(mover: MoverProcess, tmp_path: Path) -> None:

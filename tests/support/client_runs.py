@@ -18,7 +18,21 @@ from fake_server import FakeServer, fake_states
 from hs_formats.dataset import DatasetPaths
 from hs_formats.ledger import Done, Intent, LedgerLine, read_ledger
 
-__all__ = ["Ended", "Ledgers", "argv", "check_records", "client", "end_started", "prompts", "start"]
+__all__ = [
+    "Ended",
+    "Ledgers",
+    "Rows",
+    "argv",
+    "check_records",
+    "client",
+    "end_started",
+    "ids_of",
+    "prompts",
+    "rows_of",
+    "start",
+]
+
+Rows = list[dict[str, Any]]
 
 _FAST = ("--progress-interval", "0.5", "--part-timeout", "3", "--mover-timeout", "20", "--server-timeout", "20")
 
@@ -111,6 +125,16 @@ def client(
     assert "Traceback" not in text, text
     assert "\r" not in text
     return Ended(process.returncode, text)
+
+
+def rows_of(count: int, *, longest: int = 40) -> Rows:
+    """`count` different rows of ids, of 1, 2 … `longest` tokens and again from 1."""
+    return [{"id": f"s{i}", "input_ids": [(7 * i + j) % 300 for j in range(1, 2 + i % longest)]} for i in range(count)]
+
+
+def ids_of(rows: Rows) -> dict[str, list[int]]:
+    """What `check_records` expects of `rows`."""
+    return {str(row["id"]): row["input_ids"] for row in rows}
 
 
 def prompts(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
