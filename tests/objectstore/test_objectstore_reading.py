@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,9 @@ def test_the_cache_is_bounded_and_right() -> None:
     before = store.reads
     assert cache.read("x", 8, 100, len(whole)) == whole[8:108]
     assert store.reads == before
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(PreflightError, match=r"pip install 'hs-extract\[s3\]'"):
+        open_store(ObjectUrl("s3", "bucket", "x"))
