@@ -12,6 +12,7 @@ from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.control import default_scratch
 from hs_formats.errors import HsError, UsageError
 from hs_formats.location import Location, ObjectUrl, parse_location
+from hs_formats.printable import printable
 
 __all__ = ["main"]
 
@@ -244,7 +245,7 @@ def _pack(file: Path, output: Path, codec: str, force: bool) -> None:
     """
     from hs_mover.pack import pack_file
 
-    print(pack_file(file, output, codec=codec, force=force))
+    print(printable(pack_file(file, output, codec=codec, force=force)))
 
 
 @_cli.command("unpack")
@@ -255,7 +256,7 @@ def _unpack(file: Path, output: Path, force: bool) -> None:
     """Get the original of a packed FILE or a stored part back, checked, byte for byte."""
     from hs_mover.pack import unpack_file
 
-    print(unpack_file(file, output, force=force))
+    print(printable(unpack_file(file, output, force=force)))
 
 
 def main() -> None:
@@ -271,6 +272,6 @@ def main() -> None:
         print(f"error: {error.format_message()} (see {see})", file=sys.stderr)
         sys.exit(error.exit_code)
     except HsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

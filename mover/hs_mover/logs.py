@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from hs_formats.printable import printable
+
 __all__ = ["LogFormat", "set_up_logging"]
 
 LogFormat = Literal["text", "json"]
@@ -26,6 +28,11 @@ class _Json(logging.Formatter):
         return json.dumps(fields)
 
 
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))  # names in scratch and texts of datasets may be anybody's
+
+
 class _AboveBars(logging.StreamHandler[TextIO]):
     """Writes lines above the bars of `hs_mover.view`."""
 
@@ -41,7 +48,7 @@ class _AboveBars(logging.StreamHandler[TextIO]):
 def set_up_logging(log_format: LogFormat, *, verbose: bool, view: bool = False) -> None:
     """Send hs_mover's lines, and warnings of the libraries below it, to standard error, above the bars of a `view`."""
     handler = _AboveBars(sys.stderr) if view else logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+    text = _Text("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(_Json() if log_format == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("hs_mover").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{options.command} takes nothing after `--`")
 
     from hs_formats.errors import HsError
+    from hs_formats.printable import printable
 
     try:
         if options.command == "launch":
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = servers.status if options.command == "status" else servers.stop
         return command(options.port, os.environ)
     except HsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -128,6 +128,16 @@ def test_metrics_without_the_extra(src: Path, tmp_path: Path) -> None:
     assert "error: --metrics-port needs prometheus-client: pip install 'hs-extract[metrics]'" in result.stderr
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_names_of_others_do_not_act_on_the_terminal(src: Path, tmp_path: Path, log_format: str) -> None:
+    (src / "evil\x1b]0;mine\x07").write_bytes(b"x")
+    dst = tmp_path / "data\x1b]0;mine\x07"
+    command = [*MOVER, "--src", str(src), "--dst", str(dst), "--once", "--log-format", log_format]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    assert "]0;mine" in said
+    assert not {*"\x1b\x07"} & {*said}
+
+
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_systemd_is_told(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     address = str(tmp_path / "notify") if kind == "path" else f"@hs-test-{os.getpid()}"
