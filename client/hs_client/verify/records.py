@@ -104,4 +104,4 @@ def check_other_file(paths: DatasetPaths, file: StoredFile, line: ManifestLine |
 
 
 def _short(error: Exception, paths: DatasetPaths, path: str) -> str:
-    return str(error).replace(f"{paths.root}/", "").removeprefix(f"{path}: ")  # the finding names the file already
+    return str(error).replace(f"{paths.shown}/", "").removeprefix(f"{path}: ")  # the finding names the file already
