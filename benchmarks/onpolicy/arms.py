@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import shutil
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -212,11 +212,13 @@ def _with_mover(server: Server, disk: Path, found: Measured, blocks: Callable[[P
     dst = disk / f"{server.name}-dst"
     dst.mkdir(parents=True, exist_ok=True)
     mover = Observed(server.scratch, dst, server.target.work / f"{server.name}.mover.log")
-    began = time.monotonic()
-    with mover:
-        blocks(dst)
+    try:
+        with mover:
+            blocks(dst)
+    finally:
+        shutil.rmtree(dst, ignore_errors=True)
     if mover.exit_code:
-        found.problems.append(f"the mover ended with {mover.exit_code} after {time.monotonic() - began:.0f} s")
+        found.problems.append(f"the mover ended with {mover.exit_code}: see {server.target.work}")
 
 
 def _count(server: Server, found: Measured) -> None:

@@ -16,6 +16,7 @@ _SAYS = {
     "answers": "the same, while `hs-client run --generate` captures",
     "prefill": "the same, prompts as long as question and answer",
 }
+_PARTS = {"starts": "starts", "generate": "generating", "capture": "capturing; with one server both"}
 _WAYS = {"one": "one server, `--generate`", "two": "two servers, one after the other"}
 
 
@@ -107,13 +108,13 @@ def plot(record: dict[str, Any], path: Path) -> None:
     ways = per_thousand(record["runs"], record["parameters"]["samples"])
     for at, seconds in enumerate(ways.values()):
         bottom = 0.0
-        for number, part in enumerate(("starts", "generate", "capture")):
-            right.bar(at, seconds[part], bottom=bottom, color=f"C{number}", label=part if at == len(ways) - 1 else None)
+        for number, (part, says) in enumerate(_PARTS.items()):
+            right.bar(at, seconds[part], bottom=bottom, color=f"C{number}", label=says if at == 0 else None)
             bottom += seconds[part]
     right.set_xticks(range(len(ways)), [f"{way} server{'s' * (way == 'two')}" for way in ways], fontsize=8)
     right.set_ylabel("seconds for 1,000 samples")
     if ways:
-        right.legend(fontsize=8)
+        right.legend(fontsize=8, loc="lower center")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
