@@ -128,6 +128,7 @@ class Runner:
         self._dispatcher = dispatcher
         self._sender = Sender(ledger, tally, endings, servers, announce=self._announce)
         self._rows = 0
+        self._starving = False
         self._tokenizing = anyio.Lock()
         self._generator: Generator | None = None
         if settings.generate is not None and answers is not None:
@@ -287,12 +288,10 @@ class Runner:
 
     async def _dispatch(self, group: anyio.abc.TaskGroup) -> None:
         while True:
-            if not self._queue.has_ready:
-                # At the end of the input only answers and records are waited for.
-                party: Party = "mover" if self.to_store > self.in_flight else "server"
-                party = party if self._queue.input_ended else "server" if self.generating else "tokeniser"
-                self.limiter.wait_for(party, time.monotonic())
+            self._starving = not self._queue.has_ready
+            self._name_who_starves()
             item = await self._queue.get()
+            self._starving = False
             if item is None:
                 return
             self.limiter.wait_for("", time.monotonic())
@@ -305,8 +304,19 @@ class Runner:
                 self._endings.begin(attempt, item, backend)
                 group.start_soon(self._guard, self._sender.send, backend, item, attempt)
 
+    def _name_who_starves(self) -> None:
+        """Nothing is ready to be captured: say whom that waits for, which changes while it does."""
+        if not self._starving:
+            return
+        # At the end of the input only answers and records are waited for.
+        party: Party = "mover" if self.to_store > self.in_flight else "server"
+        if not self._queue.input_ended:
+            party = "server" if self.generating else "tokeniser"
+        self.limiter.wait_for(party, time.monotonic())
+
     async def _heartbeat(self) -> None:
         while True:
+            self._name_who_starves()
             at_s = anyio.current_time()
             for storage in self.storages:
                 await storage.beat()
