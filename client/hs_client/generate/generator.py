@@ -264,7 +264,7 @@ class Generator:
             found = await self._send(backend, rid, ids, sampling)
             seconds = anyio.current_time() - started_s
             if isinstance(found, Generated):
-                verdict = check_generated(found, question, vocab_size=self._source.limits.vocab_size)
+                verdict = check_generated(found, question, vocab_size=self._source.limits.vocab_size, stop=options.stop)
                 if verdict.done:
                     backend.answer_breaker.succeeded()
                     response = _response(question, found, rid=rid, server=backend.server.url, seconds=seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +29,18 @@ class _Names:
         return f" ({', '.join(words)})" if words else ""
 
 
-def check_generated(found: Generated, question: ResponseFacts, *, vocab_size: int) -> Verdict:
-    """Whether what the server says can be an answer to `question` at all; `vocab_size` 0: nobody knows it."""
+def check_generated(
+    found: Generated, question: ResponseFacts, *, vocab_size: int, stop: Collection[str] = ()
+) -> Verdict:
+    """Whether what the server says can be an answer to `question` at all.
+
+    Args:
+        found: what it says.
+        question: what was asked.
+        vocab_size: of the model, 0 where nobody knows it.
+        stop: the texts that may end an answer. SGLang says ``NaN happened`` in place of one, and puts the token that
+            ends answers where the logits gave none.
+    """
     if found.finish_type == "abort":
         return Verdict("aborted", f"the server aborted the request: {found.finish_reason or 'no reason given'}")
     if found.prompt_tokens != question.prompt_tokens:
@@ -43,6 +54,8 @@ def check_generated(found: Generated, question: ResponseFacts, *, vocab_size: in
         )
     if len(found.output_ids) > question.asked:
         return Verdict("bad answer", f"the answer has {len(found.output_ids)} tokens where {question.asked} were asked")
+    if isinstance(found.matched, str) and found.matched not in stop:
+        return Verdict("bad answer", f"the server ended the answer for {found.matched!r}, which is no text of --stop")
     worst = max(found.output_ids, default=0)
     if min(found.output_ids, default=0) < 0 or (vocab_size and worst >= vocab_size):
         return Verdict("bad answer", f"the answer holds token {worst}, and the vocabulary has {vocab_size}")

@@ -31,6 +31,16 @@ _NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    "stop": None,
+    "stop_regex": None,
+    "stop_token_ids": None,
+    "regex": None,
+    "json_schema": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "logit_bias": None,
 }
 """Said with each request, so that a server's ``--preferred-sampling-params`` do not decide about answers unseen."""
 

@@ -132,9 +132,11 @@ def test_what_can_be_no_answer_is_told() -> None:
         (Generated([1, 99], "stop", "", 2, 3, 2), "bad answer"),
         (Generated([-1], "stop", "", 2, 3, 1), "bad answer"),
         (Generated([1], "stop", "", 2, 3, 2), "bad answer"),
+        (Generated([1, 2], "stop", "", "NaN happened", 3, 2), "bad answer"),
     ]
     assert [check_generated(found, question, vocab_size=50).kind for found, _ in cases] == [kind for _, kind in cases]
     assert check_generated(Generated([1, 99], "stop", "", 2, 3, 2), question, vocab_size=0).done
+    assert check_generated(Generated([1, 9], "stop", "", "\n\n", 3, 2), question, vocab_size=0, stop=("\n\n",)).done
 
 
 @given(IDS, st.integers(1, 5), st.integers(0, 5), st.integers(0, 2**40))

@@ -118,6 +118,15 @@ def test_variants_have_ids_seeds_and_answers_of_their_own(mover: MoverProcess, t
             "frequency_penalty": 0.0,
             "presence_penalty": 0.0,
             "repetition_penalty": 1.0,
+            "min_new_tokens": 0,
+            "ignore_eos": False,
+            "stop_regex": None,
+            "stop_token_ids": None,
+            "regex": None,
+            "json_schema": None,
+            "ebnf": None,
+            "structural_tag": None,
+            "logit_bias": None,
             "sampling_seed": sampling["sampling_seed"],
         }
         assert sampling == {**expected, "max_new_tokens": min(2048, 2047 - len(ids))}
@@ -138,6 +147,7 @@ def test_each_bad_answer_costs_its_own_row_once(mover: MoverProcess, tmp_path: P
         "s5": Said([4, 5], count=3),
         "s6": Said([4, 900, 2]),
         "s7": Said([4, 2], prompt_tokens=1),
+        "s9": Said([4, 2], matched="NaN happened"),
         "s8": Said([21, 22, 23, 24], finish="length"),
     }
     by_ids = {tuple(row["input_ids"]): bad[row["id"]] for row in rows if row["id"] in bad}
@@ -165,12 +175,19 @@ def test_each_bad_answer_costs_its_own_row_once(mover: MoverProcess, tmp_path: P
     assert "ends in a loop: 3 tokens, 40 times" in first["s2"]
     assert first["s8"] == "the model's answer was cut at 4 tokens"
     failed = {line.sample_id: line.kind for line in Ledgers.of(dataset).kinds(Failed)}
-    assert failed == {"s3": "aborted", "s4": "refused", "s5": "bad answer", "s6": "bad answer", "s7": "prompt changed"}
+    assert failed == {
+        "s3": "aborted",
+        "s4": "refused",
+        "s5": "bad answer",
+        "s6": "bad answer",
+        "s7": "prompt changed",
+        "s9": "bad answer",
+    }
     told = summary(report)
-    assert (told["samples"]["failed"], told["samples"]["rejected"]) == (5, 4)
+    assert (told["samples"]["failed"], told["samples"]["rejected"]) == (6, 4)
     assert {"rejected", "failed"} == {reason["fate"] for reason in told["reasons"]}
     kept_rows = {path.read_text().count("\n") for path in (dataset / "failed").glob("*.jsonl")}
-    assert kept_rows == {9, 5}, "what is rejected is known to the second run, and not sent"
+    assert kept_rows == {10, 6}, "what is rejected is known to the second run, and not sent"
     # Rejected ones are not asked for again; failed ones are.
     more = questions_of(server)
     for row in rows:
