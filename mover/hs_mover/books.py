@@ -20,7 +20,7 @@ import xxhash
 
 from hs_formats.dataset import DatasetInfo, DatasetPaths
 from hs_formats.errors import FormatError
-from hs_formats.jsonl import AppendLog, Log
+from hs_formats.jsonl import UNREADABLE, AppendLog, Log
 from hs_formats.manifest import ManifestLine
 from hs_formats.names import PartName, part_prefix, run_of_rid
 from hs_formats.regular import open_regular
@@ -55,7 +55,7 @@ def run_lines(paths: DatasetPaths, run: str) -> Iterator[ManifestLine]:
                     continue
                 try:
                     line = decoder.decode(text)
-                except msgspec.MsgspecError:
+                except UNREADABLE:
                     continue  # torn by a crash, ended by the next writer
                 if text.endswith(b"\n") and PartName.try_parse(line.part) is not None:
                     yield line
@@ -86,7 +86,7 @@ def noted_names(paths: DatasetPaths, runs: Collection[str], *, turn: Callable[[]
                     turn()
                 try:
                     line = decoder.decode(text)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except UNREADABLE:
                     continue
                 names = found.get(run_of_rid(line.part))
                 if names is not None and text.endswith(b"\n"):

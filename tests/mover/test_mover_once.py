@@ -450,6 +450,21 @@ def test_stored_parts_without_a_line_are_adopted(src: Path, dst: Path) -> None:
         assert line["xxh3"] == xxh3_hex([parts[line["part"]]])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b'{"part":"%s","more":' + b"[" * 9999 + b"]" * 9999 + b"}\n", b'{"part":"%s\xff"}\n'],
+    ids=["nested", "no text"],
+)
+def test_lines_of_others_that_cannot_be_read_end_no_mover(src: Path, dst: Path, line: bytes) -> None:
+    first = drop_part(src, rid(0), 0, 4, 4)
+    move_once(src, dst)
+    other = dst / "set" / "manifest" / "other.jsonl"
+    other.write_bytes(line % first.name.encode())
+    drop_part(src, rid(1), 0, 4, 4)
+    move_once(src, dst)
+    assert scratch_parts(src) == []
+
+
 def test_manifests_are_read_once_at_start_however_many_runs_there_were(
     src: Path, dst: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
