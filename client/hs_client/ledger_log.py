@@ -64,7 +64,13 @@ class LedgerLog:
         self._inode = 0
         self._written_bytes = 0
         self._waiting: list[_Waiter] = []
+        self._writing = False
         self._wake = anyio.Event()
+
+    @property
+    def unwritten(self) -> bool:
+        """Lines that `commit` was given are not on disk yet."""
+        return self._writing or bool(self._waiting)
 
     async def commit(self, *lines: msgspec.Struct) -> None:
         """Return once `lines` are on disk."""
@@ -84,7 +90,9 @@ class LedgerLog:
             self._wake = anyio.Event()
             group, self._waiting = self._waiting, []
             lines = [line for waiter in group for line in waiter.lines]
+            self._writing = True
             await self._write(lines)
+            self._writing = False
             for waiter in group:
                 waiter.done.set()
 

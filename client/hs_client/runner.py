@@ -170,6 +170,10 @@ class Runner:
         return "" if self._generator is None else self._generator.trouble
 
     @property
+    def _answering(self) -> bool:
+        return self._generator is not None and self._generator.unfinished
+
+    @property
     def generating(self) -> int:
         """Requests for answers that have none yet."""
         return 0 if self._generator is None else self._generator.in_flight
@@ -249,7 +253,7 @@ class Runner:
         self.interrupted = True
         self._queue.close()
         with anyio.move_on_after(_DRAIN_S):
-            while self.generating or self._endings.unwritten or any(storage.unfinished for storage in self.storages):
+            while self._answering or self._endings.unwritten or any(storage.unfinished for storage in self.storages):
                 for storage in self.storages:
                     await storage.correlator.tick()
                 await anyio.sleep(0.05)

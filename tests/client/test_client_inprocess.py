@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chain import running_mover
 from client_runs import check_records, prompts
-from fake_server import Act, serving
+from fake_server import Act, Said, fake_answer, serving
+from hs_client.generate.options import GenerateOptions
 from hs_client.run_command import run_command
 from hs_client.settings import Endpoint, RunSettings
+from hs_formats.jsonl import AppendLog
+from hs_formats.responses import iter_facts
 
 
 def test_no_file_or_lock_call_blocks_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +35,32 @@ def test_no_file_or_lock_call_blocks_the_loop(tmp_path: Path, capsys: pytest.Cap
         assert run_command(settings) == 0, capsys.readouterr().err
     assert "40 done" in capsys.readouterr().err
     check_records(tmp_path / "dst" / "p", {str(row["id"]): row["input_ids"] for row in rows})  # type: ignore[misc]
+
+
+def test_ctrl_c_waits_until_what_was_answered_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    file = prompts(tmp_path / "p.jsonl", [{"id": f"s{i}", "input_ids": [1 + i, 2, 3]} for i in range(40)])
+    interrupted = threading.Event()
+    sync = AppendLog.sync
+
+    def slow(log: AppendLog) -> None:
+        if log.path.parent.name == "responses":
+            interrupted.wait(30)  # so that answers come while others are written
+            time.sleep(0.5)
+        sync(log)
+
+    def say(number: int, ids: list[int], sampling: dict[str, Any]) -> Said:
+        if number == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.set()
+        return fake_answer(ids, sampling)
+
+    monkeypatch.setattr(AppendLog, "sync", slow)
+    with serving(scratch, say=say) as server, running_mover(scratch, tmp_path / "dst", tmp_path):
+        generate = GenerateOptions(concurrency=8)
+        settings = RunSettings(files=[file], servers=[Endpoint(server.url, scratch)], generate=generate)
+        assert run_command(settings) == 130, capsys.readouterr().err
+    (answers,) = (tmp_path / "dst" / "p" / "responses").iterdir()
+    assert len(list(iter_facts(answers))) == len(server.asked)

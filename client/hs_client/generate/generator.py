@@ -118,6 +118,11 @@ class Generator:
         return sum(backend.answering for backend in self._servers.backends)
 
     @property
+    def unfinished(self) -> bool:
+        """Requests are in flight, or answers of them are not kept yet."""
+        return self.in_flight > 0 or self._log.unwritten
+
+    @property
     def trouble(self) -> str:
         """Why answers cannot be kept just now; empty while they can."""
         return self._log.trouble
