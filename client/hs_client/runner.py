@@ -213,7 +213,7 @@ class Runner:
         try:
             with self._scope:
                 async with anyio.create_task_group() as group:
-                    for task in (self._ledger.serve, self._heartbeat, self._endings.serve, self._feeder):
+                    for task in (self._ledger.serve, self._heartbeat, self._endings.serve, self._feeder, self._follow):
                         group.start_soon(self._guard, task)
                     for storage in self.storages:
                         group.start_soon(self._guard, storage.correlator.serve)
@@ -329,10 +329,15 @@ class Runner:
                     self._tally.waited(storage.not_stored, HEARTBEAT_S)
                 storage.check(at_s, left=self.left)
             await self._servers.beat(excuse=self._ledger.trouble or self._answers_trouble)
+            self._announcer.calm(at_s, waiting=bool(self.waiting))
+            await anyio.sleep(HEARTBEAT_S)
+
+    async def _follow(self) -> None:
+        """See what other clients get done; apart from the heartbeat, which must not wait for a slow destination."""
+        while True:
             with contextlib.suppress(OSError):  # a destination that is away is noticed by those who need it
                 await anyio.to_thread.run_sync(self._meanwhile.look)
             self._meanwhile.note()
-            self._announcer.calm(at_s, waiting=bool(self.waiting))
             await anyio.sleep(HEARTBEAT_S)
 
     def _settle(self, attempt: Attempt, verdict: Verdict) -> None:

@@ -15,8 +15,10 @@ from chain import running_mover
 from client_runs import check_records, prompts
 from fake_server import Act, Said, fake_answer, serving
 from hs_client.generate.options import GenerateOptions
+from hs_client.meanwhile import Meanwhile
 from hs_client.run_command import run_command
 from hs_client.settings import Endpoint, RunSettings
+from hs_formats.control import ControlFolder
 from hs_formats.jsonl import AppendLog
 from hs_formats.responses import iter_facts
 
@@ -64,3 +66,32 @@ def test_ctrl_c_waits_until_what_was_answered_is_kept(
         assert run_command(settings) == 130, capsys.readouterr().err
     (answers,) = (tmp_path / "dst" / "p" / "responses").iterdir()
     assert len(list(iter_facts(answers))) == len(server.asked)
+
+
+def test_the_heartbeat_does_not_wait_for_what_other_clients_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    file = prompts(tmp_path / "p.jsonl", [{"id": "s", "input_ids": [1, 2, 3]}])
+    looked = threading.Event()
+    control = ControlFolder(scratch)
+    beats: set[float] = set()
+
+    def slow(meanwhile: Meanwhile) -> None:
+        if looked.is_set():
+            return
+        end_s = time.monotonic() + 30
+        while len(beats) < 3 and time.monotonic() < end_s:
+            beats.update(client.heartbeat_s for client in control.read_clients())
+            time.sleep(0.05)
+        looked.set()
+
+    def act(number: int, rid: str, ids: list[int]) -> Act:
+        looked.wait(60)
+        return Act()
+
+    monkeypatch.setattr(Meanwhile, "look", slow)
+    with serving(scratch, act=act) as server, running_mover(scratch, tmp_path / "dst", tmp_path):
+        settings = RunSettings(files=[file], servers=[Endpoint(server.url, scratch)], request_timeout_s=90)
+        assert run_command(settings) == 0, capsys.readouterr().err
+    assert len(beats) >= 3
