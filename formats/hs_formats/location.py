@@ -14,6 +14,7 @@ __all__ = ["SCHEMES", "Location", "ObjectUrl", "parse_location"]
 SCHEMES = ("s3", "gs", "az")
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
+_SLIP = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)?", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", re.ASCII)
 
 
@@ -50,13 +51,18 @@ def parse_location(text: str | os.PathLike[str] | ObjectUrl) -> Location:
     """The location that `text` names: a URL of an object store, else a path.
 
     Raises:
-        UsageError: it begins like a URL and is none of an object store that is known.
+        UsageError: it begins like a URL and is none of an object store that is known, or lacks a slash of one.
     """
     if isinstance(text, ObjectUrl):
         return text
     plain = os.fspath(text)
     match = _URL.fullmatch(plain)
     if match is None:
+        slip = _SLIP.fullmatch(plain)
+        if slip is not None:  # as a path it would quietly fill the local disk
+            raise UsageError(
+                f"{plain!r} is not like {slip[1]}://bucket/prefix; for a folder of that name give {'./' + plain!r}"
+            )
         return Path(plain)
     scheme, rest = match.groups()
     bucket, _, key = rest.partition("/")

@@ -70,6 +70,18 @@ class _CodecName(click.ParamType[str]):
         return str(value)
 
 
+class _ScratchPath(click.Path):
+    """A local folder; a URL, which `click.Path` would take for a path, is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and isinstance(parse_location(value), ObjectUrl):
+            self.fail(f"{value}: scratch is a local folder (tmpfs); an object store goes to --dst", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _LocationType(click.ParamType[Location]):
     name = "location"
 
@@ -105,7 +117,7 @@ class _LocationType(click.ParamType[Location]):
     "sources",
     multiple=True,
     envvar="HS_MOVER_SRC",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_ScratchPath(),
     help="Scratch: the tmpfs folder that the server writes to. Made when missing. May be given several times.",
 )
 @click.option(
@@ -217,7 +229,7 @@ def _cli(
     default=default_scratch,
     show_default="$SGLANG_HS_DUMP_DIR, else /dev/shm/sglang_hs",
     envvar="HS_MOVER_SRC",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_ScratchPath(),
     help="Scratch: the tmpfs folder whose mover is meant.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The state as JSON.")

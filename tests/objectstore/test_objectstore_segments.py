@@ -174,6 +174,12 @@ def test_what_is_no_url_is_refused(text: str) -> None:
         parse_location(text)
 
 
-@pytest.mark.parametrize("text", ["/data/set", "set", "s3:/bucket/x", "./a://b"])
+@pytest.mark.parametrize("text", ["s3:/bucket/x", "s3:bucket/x", "gs:", Path("s3://bucket/x")], ids=str)
+def test_a_url_that_lacks_a_slash_is_no_folder(text: str | Path) -> None:
+    with pytest.raises(UsageError, match=r"is not like (s3|gs)://bucket/prefix; for a folder of that name give '\./"):
+        parse_location(text)
+
+
+@pytest.mark.parametrize("text", ["/data/set", "set", "./s3:/bucket/x", "s3x:/y", "./a://b"])
 def test_paths_stay_paths(text: str) -> None:
     assert parse_location(text) == Path(text)
