@@ -40,7 +40,7 @@ class Registry:
 
     def _is_elsewhere(self, run: str) -> bool:
         try:
-            self._dataset_of(run)
+            self._dataset_of(run, tell=False)  # it may have no part in scratch
         except Elsewhere:
             return True
         except SourceError:
@@ -114,14 +114,14 @@ class Registry:
             books.close()
         self._books.clear()
 
-    def _dataset_of(self, run: str) -> str | None:
+    def _dataset_of(self, run: str, *, tell: bool = True) -> str | None:
         known = self._datasets.get(run)
         if known is not None:
             return known
         try:
             state = self._control.read_run(run)
             if state is not None and state.dst and not same_folder(state.dst, str(self._destination.location)):
-                if run not in self._elsewhere:
+                if tell and run not in self._elsewhere:
                     self._elsewhere.add(run)
                     _log.warning(
                         "run %s was begun with --dst %s: its parts stay in scratch until a mover stores there again",

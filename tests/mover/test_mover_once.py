@@ -333,6 +333,10 @@ def test_parts_of_a_run_of_another_destination_stay_until_that_one_is_back(
     move_once(src, there)
     assert scratch_parts(src) == []
     assert len(lines_of(there / "set")) == 3
+    caplog.clear()
+    with caplog.at_level("WARNING", "hs_mover"):
+        move_once(src, dst)
+    assert not [line for line in caplog.messages if said in line], "no part of that run is left in scratch"
 
 
 @pytest.mark.parametrize("name", ["../out", "unclaimed", "", ".hidden", "a/b"])
