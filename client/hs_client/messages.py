@@ -59,7 +59,7 @@ def check_messages(value: object, *, unanswered: bool = False) -> tuple[Message,
     if unanswered and found[-1]["role"] != "assistant":
         return found
     if not any(message["role"] == "assistant" for message in found):
-        raise RowError("no message is of the assistant: nothing to train on")
+        raise RowError("no message is of the assistant: nothing to train on (with --generate the server answers)")
     if not any(trainable(message) for message in found):
         raise RowError("every message of the assistant has weight 0: nothing to train on")
     return found

@@ -162,6 +162,13 @@ def _what_is_there(control: ControlFolder) -> str:
     return "markers there are of servers that have ended" if markers else "there is no marker"
 
 
+def _generated_or_not(there: DatasetInfo, asked: DatasetInfo) -> str:
+    """Whether `--generate` is what was forgotten, or is one too many."""
+    if bool(there.generation) == bool(asked.generation):
+        return ""
+    return f" (it was made {'with' if there.generation else 'without'} --generate)"
+
+
 def check_dataset(paths: DatasetPaths, info: DatasetInfo, *, create: bool) -> bool:
     """Create the dataset, if asked to, or see that it takes records like these. True when it is new.
 
@@ -185,5 +192,5 @@ def check_dataset(paths: DatasetPaths, info: DatasetInfo, *, create: bool) -> bo
         raise DestinationBroken(path=paths.info, reason="it vanished")
     differences = there.differences(info)
     if differences:
-        raise DatasetMismatch(path=paths.shown, differences="; ".join(differences))
+        raise DatasetMismatch(path=paths.shown, differences="; ".join(differences) + _generated_or_not(there, info))
     return new

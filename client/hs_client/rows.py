@@ -240,7 +240,7 @@ def _has_response(row: Mapping[str, Any]) -> bool:
 def _response(row: Mapping[str, Any]) -> object:
     found = [row[name] for name in ("response", "completion") if row.get(name) is not None]
     if len(found) != 1:
-        raise RowError("prompt needs a response; for text without one give text instead")
+        raise RowError("prompt needs a response; give text instead, or let the server answer with --generate")
     return found[0]
 
 

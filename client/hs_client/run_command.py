@@ -225,6 +225,6 @@ def _leave_it_at_that(progress: Progress, plan: Plan, why: str) -> int:
     for judged in plan.again([Fate.REJECTED]):
         tally.reject(judged.where, judged.reason)
     progress.say(why)
-    for line in summary_lines(tally, spent_s=0.0, pending=plan.left):
+    for line in summary_lines(tally, spent_s=0.0, pending=plan.left, ledger=False):
         progress.say(line)
     return tally.exit_code

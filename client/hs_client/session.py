@@ -153,7 +153,7 @@ class Session:
 
     def _finish(self, pending: int, code: int, error: str) -> None:
         spent_s = time.monotonic() - self._started_s
-        for line in summary_lines(self._tally, spent_s=spent_s, pending=pending):
+        for line in summary_lines(self._tally, spent_s=spent_s, pending=pending, ledger=True):
             self._progress.say(line)
         failed = self._write_failed()
         if pending and self._settings.command:

@@ -11,8 +11,8 @@ __all__ = ["summary", "summary_lines"]
 _MAX_EXAMPLE = 160
 
 
-def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
-    """What became of every sample, bytes, time, and a table of why rows were not done."""
+def summary_lines(tally: Tally, *, spent_s: float, pending: int, ledger: bool) -> list[str]:
+    """What became of every sample, bytes, time, and a table of why rows were not done; `ledger`: there is one of it."""
     t = tally
     counts = [
         f"{t.done} done" + (f" ({t.adopted} adopted)" if t.adopted else ""),
@@ -45,7 +45,7 @@ def summary_lines(tally: Tally, *, spent_s: float, pending: int) -> list[str]:
     waits = [f"{show_seconds(seconds)} for {what}" for what, seconds in t.waited_s.most_common(4) if seconds >= 0.1]
     if waits:
         lines.append(f"waited     {', '.join(waits)}")
-    return lines + _why(t)
+    return lines + _why(t, ledger=ledger)
 
 
 def _generated(tally: Tally) -> str:
@@ -61,7 +61,7 @@ def _generated(tally: Tally) -> str:
     return ", ".join(words)
 
 
-def _why(tally: Tally) -> list[str]:
+def _why(tally: Tally, *, ledger: bool) -> list[str]:
     t = tally
     lines: list[str] = []
     if any(reason.count > 1 for reason in t.reasons.values()):
@@ -73,7 +73,9 @@ def _why(tally: Tally) -> list[str]:
     lines += [f"  {problem}" for problem in t.problems]
     more = t.failed + t.rejected + t.conflicts - len(t.problems)
     if more > 0 and len(t.problems) >= SHOWN_PROBLEMS:
-        lines.append(f"  … and {more} more, in the ledger")
+        lines.append(
+            f"  … and {more} more" + (", in the ledger" if ledger else "; nothing was sent, so no ledger names them")
+        )
     return lines
 
 

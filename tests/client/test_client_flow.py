@@ -246,12 +246,14 @@ def test_the_table_counts_what_ended_alike() -> None:
     for row in range(5):
         tally.fail(sample(row), Verdict("hook silent", f"rows [{row}, 9) of 9 never appeared"))
     tally.fail(sample(9), Verdict("refused", "the server refuses it: no"))
-    lines = summary_lines(tally, spent_s=1.0, pending=9)
+    lines = summary_lines(tally, spent_s=1.0, pending=9, ledger=True)
     assert lines[0] == "samples    0 done, 6 failed, 25 rejected, 0 done earlier, 9 pending"
     assert lines[2].startswith("rejected        25, first p.jsonl:0: too long: 90 tokens")
     assert lines[3].startswith("failed           5 (hook silent), first p.jsonl:0: rows [0, 9) of 9")
     assert lines[4].startswith("failed           1 (refused)")
     assert lines[-1] == f"  … and {31 - SHOWN_PROBLEMS} more, in the ledger"
+    unsent = summary_lines(tally, spent_s=1.0, pending=9, ledger=False)
+    assert unsent[-1] == f"  … and {31 - SHOWN_PROBLEMS} more; nothing was sent, so no ledger names them"
     assert failed == ["s0", "s1", "s2", "s3", "s4", "s9"]
     told = summary(tally, spent_s=1.0, pending=9, exit_code=1, run="r")
     assert told["samples"]["failed"] == 6

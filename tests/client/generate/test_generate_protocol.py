@@ -64,7 +64,9 @@ def test_rows_are_answered_and_captured_with_the_very_ids(mover: MoverProcess, t
     with serving(mover.scratch, info={"device": "cpu"}) as server:
         ended = client(server, file, "--generate", "--summary-json", str(report))
         again = client(server, file, "--generate")
+        forgotten = client(server, file)
     assert ended.code == again.code == 1, ended.text + again.text  # for the one id
+    assert (forgotten.code, "(it was made with --generate); give the same ones" in forgotten.text) == (3, True)
     assert "--generate gives itself" in ended.text
     assert "answers are generated on a CPU" in ended.text
     expected = {**answered(rows), "masked": [5, 6, 7]}
