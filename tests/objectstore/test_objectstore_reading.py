@@ -211,6 +211,7 @@ def test_what_is_wrong_is_said_in_a_line(reachable: MotoServer, monkeypatch: pyt
     with pytest.raises(StoreUnreachable) as caught:
         open_store(ObjectUrl("s3", "bucket", "x")).read("y")
     assert "\n" not in str(caught.value)
+    assert "at http://127.0.0.1:9" in str(caught.value)
     with pytest.raises(PreflightError, match="cannot be read"):
         raise_from_cli("info", "s3://bucket/set")
 

@@ -254,9 +254,12 @@ class RemoteStore:
         if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)) or (
             status is not None and status[1][:3] in ("401", "403")
         ):
-            raise StoreError(f"access is denied ({_short(text)})", where, 13) from None
+            raise StoreError(
+                f"access is denied ({_short(text)}) to the credentials in this environment", where, 13
+            ) from None
         if "HTTP error" in text or "error sending request" in text or (status is not None and status[1][0] == "5"):
-            raise StoreUnreachable(_short(text), where) from None
+            endpoint = self._settings.endpoint.rpartition("@")[2] or "the provider's own endpoint, as none is set here"
+            raise StoreUnreachable(f"{_short(text)} at {endpoint}", where) from None
         raise StoreError(_short(text), where) from None
 
 
