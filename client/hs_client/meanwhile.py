@@ -118,7 +118,7 @@ class Meanwhile:
         self.note()
         if not len(self._done):
             return []
-        ours: dict[str, tuple[str, str]] = {}
+        ours: dict[str, tuple[str, str, int]] = {}
         rows: dict[str, str] = {}
         for line in iter_ledger(self._folder / self._own):
             if isinstance(line, Intent) and self.content(line.sample_id):
@@ -126,11 +126,11 @@ class Meanwhile:
             elif isinstance(line, Done) and (content := content_number(line.content)):
                 other = self.content(line.sample_id)
                 if other and other != content:
-                    ours.setdefault(line.sample_id, (line.rid, rows.get(line.rid, "")))
+                    ours.setdefault(line.sample_id, (line.rid, rows.get(line.rid, ""), content))
         found: dict[str, Conflict] = {}
         for line in self._others() if ours else ():
             own = ours.get(line.sample_id)
-            if own is not None:
+            if own is not None and content_number(line.content) not in (0, own[2]):
                 conflict = Conflict(line.sample_id, own[1], run_of_rid(line.rid), counts=line.rid < own[0])
                 found.setdefault(line.sample_id, conflict)
         return list(found.values())

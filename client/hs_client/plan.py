@@ -139,7 +139,9 @@ class Plan:
         """
         said_s = time.monotonic()
         for index, file in enumerate(self.files):
-            cache = RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name))
+            cache = (
+                RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name, self.regenerate))
+            )
             fates = bytearray()
             for line in self._lines(file):
                 fates.extend(bytes(line.number - len(fates)))
@@ -182,7 +184,7 @@ class Plan:
         """
         caches, self.caches = self.caches, []
         for file, cache in zip(self.files, caches, strict=False):
-            cache.save(cache_file(root, file.name))
+            cache.save(cache_file(root, file.name, self.regenerate))
 
     # -- second pass
 

@@ -59,10 +59,12 @@ def line_hash(line: bytes) -> bytes:
     return xxhash.xxh3_128_digest(line)
 
 
-def cache_file(root: Path, name: str) -> Path:
-    """Where a dataset keeps the cache for the prompts file that is called `name`."""
-    where = os.path.abspath(name)  # noqa: PTH100 - nothing need exist
-    return root / f".rows-{xxhash.xxh3_64_hexdigest(os.fsencode(where))}"
+def cache_file(root: Path, name: str, regenerate: str = "") -> Path:
+    """Where a dataset keeps the cache for the prompts file that is called `name`, and which answers are generated."""
+    where = os.fsencode(os.path.abspath(name))  # noqa: PTH100 - nothing need exist
+    # The copy of a dataset's books outlives the dataset, which may begin anew with other answers.
+    key = where + b"\0" + regenerate.encode() if regenerate else where
+    return root / f".rows-{xxhash.xxh3_64_hexdigest(key)}"
 
 
 class RowCache:

@@ -301,6 +301,14 @@ def test_a_cache_never_changes_what_becomes_of_a_row(
     assert list(cached.again()) == list(plain.again())
 
 
+def test_what_was_read_for_other_answers_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hs_client.row_cache._MIN_ROWS", 0)
+    file = _write(tmp_path / "p.jsonl", [{"id": "a", "input_ids": [1, 2]}])
+    make_plan([file], History(), cache_root=tmp_path).save_caches(tmp_path)
+    plan = make_plan([file], History(), cache_root=tmp_path, regenerate="missing", variants=3)
+    assert (plan.left, plan.asks) == (3, 3)
+
+
 def test_done_rows_of_a_cached_file_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = _write(tmp_path / "p.jsonl", _ROWS)
     monkeypatch.setattr("hs_client.row_cache._MIN_ROWS", 0)

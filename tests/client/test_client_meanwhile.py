@@ -150,6 +150,22 @@ def test_every_line_since_the_history_counts_once_and_conflicts_are_those_that_d
     assert set(follower.conflicts()) == want
 
 
+def test_a_conflict_names_the_client_whose_row_differs(tmp_path: Path) -> None:
+    paths = DatasetPaths(tmp_path / "set")
+    paths.create()
+
+    def note(run: str, content: int) -> None:
+        with AppendLog(paths.ledger_file(run)) as log:
+            log.append([intent(1, f"hs-{run}-00000000-00"), done(1, content, f"hs-{run}-00000000-00")])
+
+    follower = Meanwhile(paths.ledger, "0000000f", known_bytes={}, ours=lambda sample_id: True)
+    note("00000002", 6)
+    follower.look()
+    note("00000001", 5)
+    note("0000000f", 5)
+    assert follower.conflicts() == [Conflict("s1", "p:1", "00000002", counts=True)]
+
+
 def test_only_what_may_be_sent_here_is_kept(tmp_path: Path) -> None:
     paths = DatasetPaths(tmp_path / "set")
     paths.create()
