@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from hs_client.generate.answers import answer_lines
 from hs_client.tally import show_bytes
@@ -17,6 +18,7 @@ from hs_formats.verified import VerifiedSet
 
 __all__ = ["info_lines", "open_dataset"]
 
+_SHOWN_BELOW = 3
 _SHOWN_RUNS = 10
 """More would push the dataset itself off the screen."""
 
@@ -33,8 +35,19 @@ def open_dataset(dataset: Location) -> DatasetPaths:
     except (FormatError, OSError) as error:
         raise PreflightError(f"{dataset} cannot be read: {error}") from None
     if info is None:
-        raise PreflightError(f"{dataset} is no dataset: it has no dataset.json; give the folder below the destination")
+        below = _datasets_below(dataset)
+        which = f", such as {', '.join(below)}" if below else ""
+        raise PreflightError(
+            f"{dataset} is no dataset: it has no dataset.json; give the folder below the destination{which}"
+        )
     return paths
+
+
+def _datasets_below(folder: Location) -> list[str]:
+    """The first datasets of a destination on a disk, for whoever named that."""
+    if not isinstance(folder, Path):
+        return []
+    return sorted(str(found.parent) for found in folder.glob("*/dataset.json"))[:_SHOWN_BELOW]
 
 
 def info_lines(dataset: Location) -> Iterator[str]:

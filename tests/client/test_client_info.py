@@ -10,6 +10,7 @@ import pytest
 
 from hs_client.cli import main
 from hs_client.info_command import info_lines
+from hs_formats.errors import PreflightError
 from hs_formats.jsonl import AppendLog
 from hs_formats.ledger import Done, Rejected, RunStarted
 from part_factory import dataset_info, random_record, write_dataset
@@ -57,3 +58,14 @@ def test_names_of_others_do_not_act_on_the_terminal(
     said = "".join(capfd.readouterr())
     assert r"\x1b]0;mine\x07" in said
     assert not {*"\x1b\x07\u202e"} & {*said}
+
+
+def test_a_destination_is_no_dataset_and_those_below_it_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as empty:
+        list(info_lines(tmp_path))
+    assert str(empty.value).endswith("give the folder below the destination")
+    for name in ("b", "a"):
+        write_dataset(tmp_path / name, [random_record(0, 5)])
+    with pytest.raises(PreflightError) as full:
+        list(info_lines(tmp_path))
+    assert str(full.value).endswith(f"below the destination, such as {tmp_path / 'a'}, {tmp_path / 'b'}")
