@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.control import default_scratch
 from hs_formats.errors import HsError, UsageError
-from hs_formats.location import Location, ObjectUrl, parse_location
+from hs_formats.location import SCHEMES, Location, ObjectUrl, parse_location
 from hs_formats.printable import printable
 
 __all__ = ["main"]
@@ -77,7 +78,7 @@ class _ScratchPath(click.Path):
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and isinstance(parse_location(value), ObjectUrl):
+        if isinstance(value, str) and re.match(rf"({'|'.join(SCHEMES)}):", value):
             self.fail(f"{value}: scratch is a local folder (tmpfs); an object store goes to --dst", param, ctx)
         return super().convert(value, param, ctx)
 

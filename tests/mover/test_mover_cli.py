@@ -39,7 +39,7 @@ def test_wrong_use_is_2(tmp_path: Path) -> None:
         (("--src", tmp_path, "--dst", tmp_path / "d", "--low", "0.9"), "--low 0.9"),
         (("--src", tmp_path, "--dst", tmp_path / "d", "--limit-rate", "0"), "--limit-rate 0"),
         (("--src", "s3://bucket/scratch", "--dst", tmp_path / "d"), "an object store goes to --dst"),
-        (("status", "--src", "s3://bucket/scratch"), "an object store goes to --dst"),
+        (("status", "--src", "s3://b/scratch"), "an object store goes to --dst"),
         (("--src", tmp_path, "--dst", "s3:/bucket/data"), "'s3:/bucket/data' is not like s3://bucket/prefix"),
         (("--unknown",), "--unknown"),
         (("--src", tmp_path, "--dst", tmp_path / ("x" * 300)), "File name too long"),
