@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 from hs_formats.dataset import UNCLAIMED, DatasetPaths
@@ -67,6 +68,7 @@ class Destination:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._mount = mount_point(root)
+        self._making = threading.Lock()
 
     def check(self) -> None:
         """Raises:
@@ -103,6 +105,8 @@ class Destination:
         Raises:
             OSError: it cannot be made, or the destination is gone.
         """
-        if not folder.is_dir():
-            self.check()
-            make_folders(folder)
+        there = folder.is_dir()
+        with self._making:  # a folder that another thread has just made is not durable yet
+            if not there:
+                self.check()
+                make_folders(folder)

@@ -323,7 +323,7 @@ def test_only_what_the_index_calls_whole_or_broken_by_its_own_fault_is_done(tmp_
         paths.ledger_file("00000001"),
         [
             _intent("twice", one),
-            Done(sample_id="twice", rid=one, content="0a"),
+            Done(sample_id="twice", rid=one, content=f"{0xA:016x}"),
             _intent("late", late),
             Failed(sample_id="late", rid=late, kind="x", reason="y"),
             Done(sample_id="late", rid=late, adopted=True),
@@ -333,7 +333,11 @@ def test_only_what_the_index_calls_whole_or_broken_by_its_own_fault_is_done(tmp_
     )
     _write(
         paths.ledger_file("00000002"),
-        [_intent("twice", two), Done(sample_id="twice", rid=two, content="0b"), _intent("adopted", adopted.rid)],
+        [
+            _intent("twice", two),
+            Done(sample_id="twice", rid=two, content=f"{0xB:016x}"),
+            _intent("adopted", adopted.rid),
+        ],
     )
     history = read_history(paths)
     assert {name for name in ("twice", "late", "lost", "adopted") if digest(name) in history.done} == {

@@ -424,3 +424,24 @@ def test_slow_fsync_only_slows(src: Path, tmp_path: Path, monkeypatch: pytest.Mo
     check_moved(tmp_path / "data" / "set", parts)
     assert max(beats) < 3
     assert len(raw_lines(tmp_path / "data" / "set")) == 20
+
+
+def test_nobody_uses_a_folder_that_is_not_durable_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = Destination(tmp_path)
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def fsync_folder(folder: Path) -> None:
+        syncing.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr("hs_formats.durable.fsync_folder", fsync_folder)
+    threads = [threading.Thread(target=destination.make, args=[tmp_path / "run"]) for _ in range(2)]
+    threads[0].start()
+    assert syncing.wait(60)
+    threads[1].start()
+    threads[1].join(0.3)
+    early = not threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert not early
