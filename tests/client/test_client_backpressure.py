@@ -96,6 +96,8 @@ def test_without_admission_scratch_does_fill_and_every_sample_is_accounted_for(s
             prompts(tmp_path / "p.jsonl", rows),
             "--max-retries",
             "0",
+            "--mover-timeout",
+            "60",
             timeout_s=120,
             environment={"HS_TEST_NO_ADMISSION": "1"},
         )
@@ -103,7 +105,7 @@ def test_without_admission_scratch_does_fill_and_every_sample_is_accounted_for(s
         # 4 where the mover is so late that as many requests in a row fail as the breaker allows.
         assert ended.code in (1, 4), ended.text
         assert "capture failed" in ended.text
-        again = client(server, tmp_path / "p.jsonl", timeout_s=120)
+        again = client(server, tmp_path / "p.jsonl", "--mover-timeout", "60", timeout_s=120)
     assert again.code == 0, again.text
     check_records(tmp_path / "dst" / "p", _ids(rows), hidden=_HIDDEN)
 
