@@ -314,7 +314,7 @@ def test_findings_are_told_where_nothing_can_be_marked(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("hs_formats.verified.write_durable", refuse)
+    monkeypatch.setattr(DatasetPaths, "replace_verified", refuse)
     with pytest.raises(StorageError, match=r"verified\.json \(Read-only file system\): nothing is marked"):
         verify_command(VerifySettings(dataset=root, scratch=tmp_path), stream=out)
     assert "nothing is wrong" in out.getvalue()
