@@ -163,8 +163,14 @@ def _open_store(dst: ObjectUrl) -> Destination:
     destination = RemoteDestination(dst)
     try:
         destination.check()
+        kept = destination.keeps_what_is_there()
     except OSError as error:
         raise BadFolders(problem=f"--dst: {explain(error, dst)}") from error
+    if not kept:
+        raise BadFolders(
+            problem=f"--dst {dst}: this store overwrites what it is asked to make only where there is nothing "
+            "(If-None-Match: *), so that two writers could lose data: use a store that keeps to it"
+        )
     return destination
 
 

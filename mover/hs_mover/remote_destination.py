@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
 import time
 
@@ -15,6 +17,7 @@ from hs_mover.destination import Destination
 __all__ = ["RemoteDestination"]
 
 _CHECK_S = 5.0
+_CHECK_FOLDER = ".hs-check"
 
 
 class RemoteDestination(Destination):
@@ -48,8 +51,24 @@ class RemoteDestination(Destination):
             if time.monotonic() < self._checked_at_s + _CHECK_S:
                 return
             self._checked_at_s = float("-inf")
-            list(self.store.list(".hs-check", deep=False))
+            list(self.store.list(_CHECK_FOLDER, deep=False))
             self._checked_at_s = time.monotonic()
+
+    def keeps_what_is_there(self) -> bool:
+        """Whether the store refuses to make an object where there is one, tried with a small one.
+
+        Some that speak the protocol leave the condition out of account and say that all went well (`rclone serve s3`).
+
+        Raises:
+            OSError: the store fails.
+        """
+        path = f"{_CHECK_FOLDER}/{secrets.token_hex(8)}"
+        try:
+            self.store.create(path, b"1")
+            return not self.store.create(path, b"2")
+        finally:
+            with contextlib.suppress(OSError):  # a bucket may forbid it; the object is a byte
+                self.store.delete([path])
 
     def dataset(self, name: str) -> RemotePaths:
         """Paths of a dataset below the destination."""

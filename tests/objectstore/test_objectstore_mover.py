@@ -13,7 +13,7 @@ import pytest
 from hs_formats.errors import PreflightError
 from hs_formats.location import ObjectUrl
 from hs_formats.objectstore.paths import RemotePaths
-from hs_formats.objectstore.remote import WHOLE_BYTES
+from hs_formats.objectstore.remote import WHOLE_BYTES, RemoteStore
 from movers import MOVER, RUN, drop, holding, move_once, moving, scratch_parts, wait_for
 from object_checker import book_lines, check_stored
 from object_servers import MotoServer, fault_proxy, moto_server
@@ -233,3 +233,18 @@ def test_a_store_that_cannot_be_used_is_said_in_a_line(
     with pytest.raises(PreflightError, match=says) as caught:
         move_once(src, ObjectUrl("s3", change.get("bucket", reachable.bucket.name), "x"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_store_that_overwrites_is_refused(
+    reachable: MotoServer, prefix: str, src: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overwrite(store: RemoteStore, path: str, data: bytes) -> bool:
+        store.put(path, data)
+        return True
+
+    monkeypatch.setattr(RemoteStore, "create", overwrite)
+    with pytest.raises(
+        PreflightError, match="this store overwrites what it is asked to make only where there is nothing"
+    ):
+        move_once(src, ObjectUrl("s3", reachable.bucket.name, prefix))
+    assert reachable.bucket.keys(prefix) == []
