@@ -54,7 +54,10 @@ class BlockCache:
             while end < last and end + 1 not in held:
                 end += 1
             start = number * BLOCK_BYTES
-            data = self._store.read_range(path, start, min((end + 1) * BLOCK_BYTES, size) - start)
+            length = min((end + 1) * BLOCK_BYTES, size) - start
+            # Not every server answers a range that is the whole object as a range (`rclone serve s3` does not).
+            whole = length == size
+            data = self._store.read(path)[:size] if whole else self._store.read_range(path, start, length)
             for each in range(number, end + 1):
                 offset = (each - number) * BLOCK_BYTES
                 held[each] = data[offset : offset + BLOCK_BYTES]
