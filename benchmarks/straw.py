@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hs_formats.control import Marker
 
@@ -43,7 +43,7 @@ class Straw(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # that of a TCP connection, maybe uvloop's
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -60,7 +60,7 @@ class Straw(asyncio.Protocol):
                 return
             body, self._held = self._held[: self._body_left], self._held[self._body_left :]
             self._body_left = -1
-            self._transport.write(self._answer(self._path, body))  # type: ignore[attr-defined]
+            self._transport.write(self._answer(self._path, body))
 
 
 def serve_until_killed(port: int, answer: Answer, *tasks: Callable[[], Any]) -> None:

@@ -22,7 +22,7 @@ from benchmarks.checkout import ROOT, make_importable
 
 make_importable()
 
-from hs_formats.errors import HsError  # noqa: E402
+from hs_formats.errors import HsError  # noqa: E402 - its path has just been made
 
 __all__ = ["in_a_process", "run_loop", "sample_files"]
 

@@ -15,7 +15,7 @@ from benchmarks.checkout import make_importable
 
 make_importable()
 
-from hs_formats.dataset import DatasetPaths  # noqa: E402
+from hs_formats.dataset import DatasetPaths  # noqa: E402 - its path has just been made
 from hs_formats.index import DatasetIndex  # noqa: E402
 from hs_formats.manifest import ManifestReader  # noqa: E402
 

@@ -81,7 +81,9 @@ def verify_command(settings: VerifySettings, *, stream: TextIO | None = None) ->
             if repaired.changed:
                 done = _verify(paths, info, settings)
     except OSError as error:
-        raise StorageError(f"cannot read or write {settings.dataset} ({error}): see to the disk, then repeat") from None
+        raise StorageError(
+            f"cannot read or write {settings.dataset} ({error}): see to the disk or the store, then repeat"
+        ) from None
     except FormatError as error:
         raise PreflightError(f"{settings.dataset}: {error}") from None
     code = 1 if done.bad or (repaired is not None and repaired.lost) else 0
