@@ -47,7 +47,8 @@ def program(package: str) -> list[str]:
 
 def program_environment() -> dict[str, str]:
     """The environment with this checkout first on the import path."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_folders()])}
+    given = filter(None, [os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_folders(), *given])}
 
 
 def use_test_support() -> None:
