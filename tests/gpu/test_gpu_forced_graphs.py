@@ -1,7 +1,8 @@
 """On a machine with a GPU: prefill graphs that swallow what source mode captures do not go unnoticed.
 
-The launcher refuses to turn them on. Here SGLang is started beside it, patched and armed, with its prefill graphs as they
-come by default; then the doctor has to see that states are missing. While it runs, a launch has to say who has the GPU.
+The launcher refuses to turn them on. Here SGLang is started beside it, patched and armed, with its prefill graphs as
+they come by default; then the doctor has to see that states are missing. While it runs, a launch has to say who has
+the GPU.
 
     PYTHONPATH=.:tests/support python -m pytest -c /dev/null --rootdir . -s tests/gpu
 
@@ -23,11 +24,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks.checkout import server_path
 from benchmarks.patched import patched_environment
 from benchmarks.realistic_weights import VARIABLE as REALISTIC
 from benchmarks.serving import DUMMIES
+
 from hs_server import env
 
 pytestmark = [
@@ -38,8 +39,10 @@ pytestmark = [
 PORT = 24190
 URL = f"http://127.0.0.1:{PORT}"
 MODEL = str(DUMMIES["dsv2lite"])
-DUMMY = ("--load-format", "dummy", "--skip-tokenizer-init", "--sampling-backend", "pytorch")
-DUMMY += ("--grammar-backend", "none")
+DUMMY = (
+    *("--load-format", "dummy", "--skip-tokenizer-init"),
+    *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
+)
 START_S = 400
 
 
