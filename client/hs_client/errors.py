@@ -10,6 +10,8 @@ __all__ = [
     "DatasetMismatch",
     "DestinationBroken",
     "DestinationsDiffer",
+    "InputsDiffer",
+    "LeasesBroken",
     "MoverElsewhere",
     "MoverSilent",
     "NoMover",
@@ -98,6 +100,15 @@ class NoTokenizer(PreflightError):
 class DatasetMismatch(PreflightError):
     """dataset {path} was made with other settings: {differences}; give the same ones, or --dataset NAME for a new
     one"""
+
+
+class InputsDiffer(PreflightError):
+    """{node} has other prompts files than {first}: put the same ones on every node, or on a file system that all see"""
+
+
+class LeasesBroken(PreflightError):
+    """the other end of the leases says what this one does not understand ({reason}): have the same version of
+    hs-extract on every node"""
 
 
 class NoMover(StorageError):
