@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError
 from hs_formats.notify import Notifier
+from hs_formats.state import state_folder
 from hs_server.before_start import check_before_start
 from hs_server.dry_run import dry_run_lines
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
@@ -21,7 +22,7 @@ from hs_server.errors import LaunchInterrupted
 from hs_server.plan import make_plan
 from hs_server.preflight import check_model_class, check_plugins, check_port, check_sglang, check_source, view_plugins
 from hs_server.process_group import HELD_SIGNALS
-from hs_server.records import RecordStore, state_folder
+from hs_server.records import RecordStore
 from hs_server.rendezvous import rendezvous_arguments
 from hs_server.running import RunningServer, StopAskedError, say
 

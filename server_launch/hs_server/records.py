@@ -20,9 +20,9 @@ from hs_server.process_group import ServerGroup
 from hs_server.processes import boot_id, process_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-__all__ = ["LaunchRecord", "RecordStore", "state_folder"]
+__all__ = ["LaunchRecord", "RecordStore"]
 
 _VERSION = 1
 
@@ -63,14 +63,6 @@ class LaunchRecord:
         """Whether the `hs-server launch` of this record still runs (in the foreground, or waiting for readiness)."""
         info = process_info(self.launcher_pid)
         return info is not None and info.alive and info.start_ticks == self.launcher_start_ticks
-
-
-def state_folder(environment: Mapping[str, str]) -> Path:
-    """`$HS_STATE_DIR`, else `hs-extract` under the user's XDG state folder."""
-    if own := environment.get("HS_STATE_DIR"):
-        return Path(own)
-    base = environment.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "hs-extract"
 
 
 class RecordStore:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from hs_formats.control import ControlFolder
 from hs_formats.doctor_pass import has_passed
 from hs_formats.errors import PreflightError, ServerLost, UsageError
+from hs_formats.state import state_folder
 from hs_server.orphans import find_orphans
 from hs_server.readiness import armed_state, http_status
-from hs_server.records import LaunchRecord, RecordStore, state_folder
+from hs_server.records import LaunchRecord, RecordStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

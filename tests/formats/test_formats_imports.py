@@ -26,6 +26,7 @@ STANDARD_LIBRARY_ONLY = [
     "part",
     "printable",
     "regular",
+    "state",
     "stored_zip",
     "tiling",
 ]

@@ -13,13 +13,14 @@ import pytest
 
 from hs_formats.control import default_scratch
 from hs_formats.errors import PreflightError
+from hs_formats.state import state_folder
 from hs_server import env
 from hs_server.dump_dir import file_system_type, prepare_dump_dir
 from hs_server.plan import CaptureRequest, LaunchRequest, make_plan
 from hs_server.preflight import PluginView, check_plugins, check_port, view_plugins
 from hs_server.processes import boot_id, command_line, has_variable, port_owner, process_info
 from hs_server.readiness import ArmedState, refusal, why_not_armed
-from hs_server.records import LaunchRecord, RecordStore, state_folder
+from hs_server.records import LaunchRecord, RecordStore
 from launching import free_port
 
 

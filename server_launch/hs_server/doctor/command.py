@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from hs_formats.control import default_scratch
 from hs_formats.errors import UsageError
+from hs_formats.state import state_folder
 from hs_server.arguments import flag_value
 from hs_server.doctor.examine import Target, examine, pass_lines
 from hs_server.doctor.session import Times
-from hs_server.records import LaunchRecord, RecordStore, state_folder
+from hs_server.records import LaunchRecord, RecordStore
 
 if TYPE_CHECKING:
     from hs_server.plan import LaunchPlan
