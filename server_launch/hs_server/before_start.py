@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hs_formats.errors import PreflightError
@@ -11,20 +12,30 @@ from hs_server.leftovers import leftover_lines
 from hs_server.room_checks import check_room
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hs_server.plan import LaunchPlan
 
 __all__ = ["check_before_start"]
 
 
-def check_before_start(plan: LaunchPlan, *, share_gpus: bool) -> list[str]:
+def check_before_start(
+    plan: LaunchPlan,
+    *,
+    share_gpus: bool,
+    pause: Callable[[float], None] = time.sleep,
+    say: Callable[[str], object] = len,
+) -> list[str]:
     """Check the machine for `plan`, whose scratch exists; returns lines for the terminal.
+
+    `pause` sleeps and `say` takes a line for the user, where something must be waited for.
 
     Raises:
         PreflightError: something is taken or too small.
     """
     capture = plan.request.capture
     lines = exposure_lines(plan.request)
-    lines += check_gpus(plan, plan.environment, share=share_gpus)
+    lines += check_gpus(plan, plan.environment, share=share_gpus, pause=pause, say=say)
     try:
         lines += check_room(plan, plan.environment)
         if capture is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hs_formats.errors import PreflightError
@@ -21,6 +22,10 @@ __all__ = ["BUSY_BYTES", "Gpu", "check_gpus", "parse_gpus", "taken_gpus", "visib
 BUSY_BYTES = 2 << 30
 """Memory in use above which somebody else must be at work; idle drivers and contexts take less."""
 
+_FREEING_S = 15.0
+"""How long a process that has ended may go on holding a GPU's memory; seen were two seconds."""
+
+_POLL_S = 0.5
 _TIMEOUT_S = 30.0
 _MIB = 1 << 20
 
@@ -86,13 +91,24 @@ def taken_gpus(visible: Sequence[Gpu], *, count: int, base: int, step: int) -> l
     return [visible[number] for number in wanted]
 
 
-def check_gpus(plan: LaunchPlan, environment: Mapping[str, str], *, share: bool) -> list[str]:
+def check_gpus(
+    plan: LaunchPlan,
+    environment: Mapping[str, str],
+    *,
+    share: bool,
+    pause: Callable[[float], None] = time.sleep,
+    say: Callable[[str], object] = len,
+) -> list[str]:
     """See that the GPUs of `plan` are there and free; returns lines for the terminal.
+
+    Memory that no living process is seen to hold may be that of one which has just ended: it is waited for.
 
     Args:
         plan: the launch.
         environment: the surrounding one, with PATH and CUDA_VISIBLE_DEVICES.
         share: take GPUs that others use.
+        pause: sleeps; what it raises ends the wait.
+        say: takes a line for the user where something is waited for.
 
     Raises:
         PreflightError: there are too few, or others use them; names the holders.
@@ -102,37 +118,59 @@ def check_gpus(plan: LaunchPlan, environment: Mapping[str, str], *, share: bool)
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None:
         return ["gpus      not looked at: there is no nvidia-smi; a machine without GPUs needs --profile cpu"]
-    try:
-        gpus = parse_gpus(
-            _ask(program, "--query-gpu=index,uuid,memory.used,memory.total"),
-            _ask(program, "--query-compute-apps=gpu_uuid,pid"),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return [f"gpus      not looked at: nvidia-smi: {error}"]
+    waited_s = 0.0
+    while True:
+        try:
+            taken = _taken(program, plan, environment)
+        except (OSError, subprocess.SubprocessError) as error:
+            return [f"gpus      not looked at: nvidia-smi: {error}"]
+        if taken is None:
+            return ["gpus      not looked at: CUDA_VISIBLE_DEVICES names parts of GPUs"]
+        busy = [gpu for gpu in taken if gpu.used_bytes > BUSY_BYTES]
+        if not busy or share:
+            break
+        if waited_s >= _FREEING_S or any(command_line(pid) for gpu in busy for pid in gpu.holders):
+            raise _in_use(busy)
+        if not waited_s:
+            say(f"gpus      {_numbers(busy)} hold memory of no process that is seen here: waiting until it is freed")
+        pause(_POLL_S)
+        waited_s += _POLL_S
+    return [
+        f"gpus      {_numbers(taken)}" + (f", of them in use by others: {len(busy)} (--share-gpus)" if busy else "")
+    ]
+
+
+def _taken(program: str, plan: LaunchPlan, environment: Mapping[str, str]) -> list[Gpu] | None:
+    """The GPUs that the ranks of `plan` will use, as they are now; None where nothing is known of them.
+
+    Raises:
+        PreflightError: there are too few.
+        OSError, subprocess.SubprocessError: `nvidia-smi` does not answer.
+    """
+    gpus = parse_gpus(
+        _ask(program, "--query-gpu=index,uuid,memory.used,memory.total"),
+        _ask(program, "--query-compute-apps=gpu_uuid,pid"),
+    )
     visible = visible_gpus(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
     if visible is None:
-        return ["gpus      not looked at: CUDA_VISIBLE_DEVICES names parts of GPUs"]
+        return None
     arguments = plan.request.pass_through
-    taken = taken_gpus(
+    return taken_gpus(
         visible,
         count=plan.topology.local_ranks,
         base=_number(flag_value(arguments, "--base-gpu-id"), 0),
         step=max(1, _number(flag_value(arguments, "--gpu-id-step"), 1)),
     )
-    busy = [gpu for gpu in taken if gpu.used_bytes > BUSY_BYTES]
-    if busy and not share:
-        lines = [f"  GPU {gpu.index}: {gpu.used_bytes:,} of {gpu.total_bytes:,} bytes{_holders(gpu)}" for gpu in busy]
-        raise PreflightError(
-            "\n".join(
-                [
-                    f"GPUs are in use: {', '.join(str(gpu.index) for gpu in busy)}",
-                    *lines,
-                    "  stop what uses them, choose others with CUDA_VISIBLE_DEVICES, or share them with --share-gpus",
-                ]
-            )
-        )
-    names = ", ".join(str(gpu.index) for gpu in taken)
-    return [f"gpus      {names}" + (f", of them in use by others: {len(busy)} (--share-gpus)" if busy else "")]
+
+
+def _in_use(busy: Sequence[Gpu]) -> PreflightError:
+    lines = [f"  GPU {gpu.index}: {gpu.used_bytes:,} of {gpu.total_bytes:,} bytes{_holders(gpu)}" for gpu in busy]
+    remedy = "  stop what uses them, choose others with CUDA_VISIBLE_DEVICES, or share them with --share-gpus"
+    return PreflightError("\n".join([f"GPUs are in use: {_numbers(busy)}", *lines, remedy]))
+
+
+def _numbers(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(str(gpu.index) for gpu in gpus)
 
 
 def _names(entry: str, gpu: Gpu) -> bool:

@@ -24,7 +24,7 @@ from hs_server.preflight import check_model_class, check_plugins, check_port, ch
 from hs_server.process_group import HELD_SIGNALS
 from hs_server.records import RecordStore
 from hs_server.rendezvous import rendezvous_arguments
-from hs_server.running import RunningServer, StopAskedError, say
+from hs_server.running import RunningServer, StopAskedError, pause, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,10 @@ def _run(plan: LaunchPlan, options: LaunchOptions, *, store: RecordStore, source
         check_port(request.host, request.port)
         if request.capture is not None:
             prepare_dump_dir(request.capture.dump_dir)
-        looked_at = check_before_start(plan, share_gpus=options.share_gpus)
+        try:
+            looked_at = check_before_start(plan, share_gpus=options.share_gpus, pause=pause, say=say)
+        except StopAskedError as asked:
+            raise LaunchInterrupted(signal=asked) from None
         plan = replace(plan, argv=plan.argv + rendezvous_arguments(plan.topology, request.pass_through))
         log = (options.log or store.log_path(request.port)).absolute()
         _announce(plan, looked_at, log=log)

@@ -86,8 +86,25 @@ def test_a_gpu_in_use_is_refused_with_its_holder(nvidia_smi: Callable[..., dict[
 
 
 def test_a_holder_that_cannot_be_seen(nvidia_smi: Callable[..., dict[str, str]]) -> None:
+    naps: list[float] = []
+    said: list[str] = []
     with pytest.raises(PreflightError, match="by whom cannot be seen from here"):
-        check_gpus(plan_of(), nvidia_smi(70_000), share=False)
+        check_gpus(plan_of(), nvidia_smi(70_000), share=False, pause=naps.append, say=said.append)
+    assert sum(naps) == 15
+    assert said == ["gpus      0 hold memory of no process that is seen here: waiting until it is freed"]
+
+
+def test_memory_of_a_process_that_has_just_ended_is_waited_for(nvidia_smi: Callable[..., dict[str, str]]) -> None:
+    naps: list[float] = []
+
+    def pause(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            nvidia_smi(4)
+
+    environment = nvidia_smi(70_000, processes=((0, 2**31 - 1),))
+    assert check_gpus(plan_of(), environment, share=False, pause=pause) == ["gpus      0"]
+    assert len(naps) == 3
 
 
 def test_too_few_gpus(nvidia_smi: Callable[..., dict[str, str]]) -> None:
