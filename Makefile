@@ -20,9 +20,10 @@ test-trainers: venv  ## exports through the trainers' own loaders, in an environ
 	@bash tools/trainers.sh
 	TORCHDYNAMO_DISABLE=1 .cache/trainers/bin/python -m pytest -W ignore tests/trainers $(ARGS)
 
-lint: venv  ## ruff: rules and formatting
+lint: venv  ## ruff: rules and formatting; shellcheck
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m ruff format --check $(CODE)
+	.venv/bin/shellcheck --shell=bash .ci/run tools/*.sh examples/slurm/*.sbatch
 
 format: venv  ## let ruff fix what it can
 	$(PY) -m ruff check --fix $(CODE)

@@ -13,15 +13,17 @@ from pathlib import Path
 
 from benchmarks.cases import NAMES, find_case
 from benchmarks.checkout import ROOT
+from benchmarks.cluster_sizing import cluster_text, newest_store_sources, read_store_rate
 from benchmarks.headlines import headlines
 from benchmarks.machine import NotHere
 from benchmarks.results import RESULTS, alike, latest, load, write_between_marks, write_latest
 from benchmarks.sizing import KIMI, Model, Plan, newest_sources, read_sources, sizing_text
 from hs_formats.errors import HsError, UsageError
 
-__all__ = ["SIZING", "main", "make_parser"]
+__all__ = ["CLUSTER", "SIZING", "main", "make_parser"]
 
 SIZING = ROOT / "docs" / "sizing.md"
+CLUSTER = ROOT / "docs" / "cluster.md"
 
 _DESCRIPTION = """\
 Benchmarks and long checks, each a folder with its question and method in README.md. A run with failed requests
@@ -41,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _report(name, options.results)
             if options.results == RESULTS:
                 sources = newest_sources()
-                write_between_marks(SIZING, sizing_text(sources, read_sources(sources)))
+                measured = read_sources(sources)
+                write_between_marks(SIZING, sizing_text(sources, measured))
+                stores = newest_store_sources()
+                text = cluster_text({**sources, **stores}, measured, read_store_rate(stores))
+                write_between_marks(CLUSTER, text)
                 write_between_marks(ROOT / "README.md", headlines())
         elif options.command == "sizing":
             sys.stdout.write(_sizing(options))
@@ -95,20 +101,35 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--samples", type=int, nargs="+", default=[10_000, 1_000_000], metavar="N")
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a sample on average (4096)")
-    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="H200 of the server (8)")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="H200 of a server (8)")
     parser.add_argument(
         "--together", type=float, default=0.5, metavar="F", help="part of N times one GPU that they reach (0.5)"
     )
+    many = parser.add_argument_group("many nodes, with a server each: the table of docs/cluster.md")
+    many.add_argument("--within", type=float, nargs="+", default=[], metavar="H", help="the nodes for so many hours")
+    many.add_argument("--nodes", type=int, nargs="+", default=[], metavar="N", help="the hours of so many nodes")
 
 
 def _sizing(options: argparse.Namespace) -> str:
     numbers = (options.hidden, options.slots, options.active, *options.samples, options.tokens, options.gpus)
-    if min(numbers) <= 0 or not 0 < options.together <= 1:
+    within, nodes = options.within, options.nodes
+    if min(*numbers, *within, *nodes) <= 0 or not 0 < options.together <= 1:
         raise UsageError("sizes must be above 0, and --together not above 1")
     model = Model(name=options.model, hidden=options.hidden, slots=options.slots, active_billions=options.active)
     plan = Plan(tokens=options.tokens, gpus=options.gpus, together=options.together)
     sources = newest_sources()
-    return sizing_text(sources, read_sources(sources), model=model, plan=plan, samples=options.samples)
+    measured = read_sources(sources)
+    if not within and not nodes:
+        return sizing_text(sources, measured, model=model, plan=plan, samples=options.samples)
+    stores = newest_store_sources()
+    rate, named = read_store_rate(stores), {**sources, **stores}
+    try:
+        return "\n".join(
+            cluster_text(named, measured, rate, model=model, plan=plan, samples=samples, within=within, nodes=nodes)
+            for samples in options.samples
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _run_all(options: argparse.Namespace) -> int:

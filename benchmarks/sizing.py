@@ -16,7 +16,21 @@ from typing import Any
 from benchmarks.mover.report import rates
 from benchmarks.results import RESULTS, latest, load
 
-__all__ = ["KIMI", "Model", "Plan", "Rates", "Sources", "estimate", "newest_sources", "read_sources", "sizing_text"]
+__all__ = [
+    "KIMI",
+    "Estimate",
+    "Model",
+    "Plan",
+    "Rates",
+    "Sources",
+    "assumptions",
+    "estimate",
+    "named",
+    "newest_sources",
+    "read_sources",
+    "sizing_text",
+    "wrapped",
+]
 
 _CASES = ("throughput", "mover", "client")
 _ACTIVE_BILLIONS = {"llama8b": 8.0, "dsv2lite": 2.4}
@@ -154,10 +168,10 @@ def sizing_text(
 ) -> str:  # fmt: skip
     """The table as Markdown, with its assumptions and sources. Computed, not measured, and it says so."""
     plan = plan or Plan()
-    names = "; ".join(f"{case}: {', '.join(f'`{name}`' for name in found)}" for case, found in sources.items())
-    assumed = "\n".join(_wrapped(f"- {line};", "  ") for line in _assumptions(model, plan, measured))
+    assumed = "\n".join(wrapped(f"- {line};", "  ") for line in assumptions(model, plan, measured))
+    start = f"**Computed, not measured**: no {model.name} was run for this."
     lines = [
-        _wrapped(f"**Computed, not measured**: no {model.name} was run for this. From the results {names}. Assumed:"),
+        wrapped(f"{start} From the results {named(sources)}. Assumed:"),
         "",
         assumed.removesuffix(";") + ".",
         "",
@@ -176,15 +190,22 @@ def sizing_text(
         "cores for the client": [f"{one.client_cores:.3f}" for one in found],
     }
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
-    lines += ["", _wrapped(_limits(max(one.states_bytes_s for one in found), measured))]
+    lines += ["", wrapped(_limits(max(one.states_bytes_s for one in found), measured))]
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def named(sources: Sources) -> str:
+    """The result files, for the text."""
+    return "; ".join(f"{case}: {', '.join(f'`{name}`' for name in found)}" for case, found in sources.items())
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph in lines of the length that the documents have."""
     return textwrap.fill(text, 120, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
-def _assumptions(model: Model, plan: Plan, measured: Rates) -> list[str]:
+def assumptions(model: Model, plan: Plan, measured: Rates) -> list[str]:
+    """What `estimate` takes for granted, in sentences without their ends."""
     known = "Measured on one: " + ", ".join(
         f"{rate / _ACTIVE_BILLIONS[label]:,.0f} tokens/s of {label} ({_ACTIVE_BILLIONS[label]:g} billion; the capture"
         f" leaves {measured.capture[label]:.1%} of it)"

@@ -13,11 +13,15 @@ __all__ = ["GAP", "fits", "raised", "texts"]
 GAP = "…"
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("client/hs_client", "formats/hs_formats", "mover/hs_mover", "server_launch/hs_server")
+SCRIPT = "examples/slurm/capture.sbatch"
 
 _PERCENT = re.compile(r"%[-+.0-9]*[sdrf]")
 _BRACES = re.compile(r"\{[^{}]*\}")
 _GAPS = re.compile(r"…(?:…)+")
 _LOGS = {"warning", "error", "exception"}
+# In the shell script: what ends it or is why it ended, and what it says besides.
+_SAID = re.compile(r"""\b(?P<how>die [^ ]+|broken=|say) *(?P<quote>["'])(?P<text>.*?)(?P=quote)""")
+_EXPANSION = re.compile(r"\$\(\(.*?\)\)|\$\(.*?\)|\$\{.*?\}|\$[A-Za-z0-9_*@]+")
 
 
 def _plain(node: ast.expr | None) -> str | None:
@@ -46,6 +50,13 @@ def _trees() -> Iterator[tuple[str, ast.Module]]:
             yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
+def _script() -> Iterator[tuple[str, str]]:
+    """How the shell script says something, and what."""
+    for match in _SAID.finditer((ROOT / SCRIPT).read_text()):
+        if text := _tidy(_EXPANSION.sub(GAP, match["text"])):
+            yield match["how"], text
+
+
 @functools.cache
 def texts() -> frozenset[str]:
     """Every literal text of the source, docstrings of error classes included."""
@@ -57,6 +68,7 @@ def texts() -> frozenset[str]:
             elif isinstance(node, ast.expr) and (text := _plain(node)):
                 found.add(_tidy(text))
                 found.add(_tidy(_BRACES.sub(GAP, text)))
+    found.update(text for _, text in _script())
     return frozenset(found - {""})
 
 
@@ -77,6 +89,9 @@ def raised(errors: frozenset[str]) -> dict[str, str]:
                 text = _BRACES.sub(GAP, ast.get_docstring(node) or "")
             if text and _tidy(text).strip(f"{GAP} :"):
                 found[_tidy(text)] = f"{where}:{node.lineno}"
+    for how, said in _script():
+        if how != "say" and said.strip(f"{GAP} :"):
+            found[said] = SCRIPT
     return found
 
 
