@@ -16,12 +16,13 @@ FOREIGN = {
     "hs_mover": {"click", "msgspec", "numpy", "prometheus_client", "tqdm", "watchdog", "xxhash"},
     "hs_client": {
         *("anyio", "click", "httpx", "httpx2", "msgspec", "numpy", "tqdm", "uvloop", "xxhash", "zstandard"),
-        *("huggingface_hub", "jinja2", "pyarrow", "safetensors", "torch", "torchvision", "transformers"),
+        *("huggingface_hub", "jinja2", "pyarrow", "ray", "safetensors", "torch", "torchvision", "transformers"),
     },
 }
 ONLY_IN = {
     ("hs_formats", "torch"): ("collate.py", "reader.py", "streaming.py"),
     ("hs_formats", "obstore"): ("objectstore/",),
+    ("hs_client", "ray"): ("cluster/",),
     ("hs_server", "sglang"): ("capture/", "cpu_profile/"),
     ("hs_server", "numpy"): ("doctor/",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,17 @@ class GenerationCounts:
     def seconds(self) -> float:
         """In which at least one request was in flight, up to the last time that none was."""
         return self._spent_s
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Counts of another run at the same time, as its `facts` have them."""
+        self.answers += facts["answers"]
+        self.tokens += facts["tokens"]
+        self.reused += facts["reused"]
+        self.cut += facts["cut"]
+        self.rejected += facts["rejected"]
+        self.requests += facts["requests"]
+        self.retried += facts["retried"]
+        self._spent_s = max(self._spent_s, facts["seconds"])
 
     def facts(self) -> dict[str, Any]:
         """For programs."""

@@ -1,0 +1,64 @@
+"""What was started on a node, so that whoever comes next there knows whose it is: to be stopped, or left alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hs_formats.durable import make_folders, replace_file
+from hs_formats.state import state_folder
+
+__all__ = ["Started", "node_folder", "read_started", "running", "write_started"]
+
+_NAME = "started.json"
+
+
+class Started(msgspec.Struct, kw_only=True):
+    """What actors have started for one scratch.
+
+    Attributes:
+        launcher: the process that launches a server, while it does; 0: none.
+        nonce: of the server's launch, as its marker has it; empty: none was launched, or it is not ready.
+        mover: the mover's process; 0: none.
+    """
+
+    launcher: int = 0
+    nonce: str = ""
+    mover: int = 0
+
+
+def node_folder(environment: Mapping[str, str], scratch: Path) -> Path:
+    """Where logs and records of this machine's `scratch` lie: apart for each machine, since homes may be shared."""
+    return state_folder(environment) / "nodes" / socket.gethostname() / str(scratch).strip("/").replace("/", "-")
+
+
+def read_started(folder: Path) -> Started:
+    """What is on record; nothing where there is no record, or none that can be read."""
+    try:
+        return msgspec.json.decode((folder / _NAME).read_bytes(), type=Started)
+    except (OSError, msgspec.MsgspecError):
+        return Started()
+
+
+def write_started(folder: Path, started: Started) -> None:
+    """Put it on record.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_folders(folder, mode=0o700)
+    replace_file(folder / _NAME, msgspec.json.encode(started))
+
+
+def running(pid: int) -> bool:
+    """There is such a process, and it is no zombie that nobody has waited for."""
+    if pid <= 0:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
