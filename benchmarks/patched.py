@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from benchmarks.checkout import use_test_support
@@ -26,7 +26,10 @@ def patched_environment(work: Path) -> dict[str, str]:
 
     site = work / "patched"
     shutil.rmtree(site, ignore_errors=True)
-    package = overlay_sglang(Path(sysconfig.get_paths()["purelib"]), site)
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        raise HsError("SGLang cannot be patched: it is not installed")
+    package = overlay_sglang(Path(found.origin).parents[1], site)
     argv = [sys.executable, "-m", "hs_server.cli", "patch", "--sglang", str(package)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
