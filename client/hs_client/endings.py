@@ -11,6 +11,7 @@ from hs_client.attempt import Attempt, Verdict
 from hs_client.backend import Backend
 from hs_client.ledger_log import LedgerLog
 from hs_client.outcomes import Outcome, ledger_lines
+from hs_client.prepare import Ask, Prepared
 from hs_client.row_error import OTHER_CONTENT
 from hs_client.tally import Tally
 from hs_client.work import Item, WorkQueue
@@ -126,16 +127,14 @@ class Endings:
         await self.note_failed(item, verdict, rid)
         self._fail(item, verdict)
 
-    async def done_elsewhere(self, item: Item, content: int) -> None:
+    async def done_elsewhere(self, sample: Prepared | Ask, content: int) -> None:
         """Another client has got the sample done meanwhile, as the row with this `content`; 0 where nobody knows it."""
-        sample = item.sample
         if content and sample.content and content != content_number(sample.content):
             reason = f"id {sample.sample_id!r} is done already, by another client, {OTHER_CONTENT}"
             await self._ledger.commit(Rejected(sample_id="", row=sample.where, reason=reason))
-            self._tally.reject(sample.where, reason, planned=False)
+            self._tally.reject(sample.where, reason, planned=False, number=sample.number)
         else:
-            self._tally.elsewhere += 1
-        self._queue.settle(item)
+            self._tally.find_elsewhere(sample.number)
 
     async def note_failed(self, item: Item, verdict: Verdict, rid: str) -> None:
         """Write that the attempt `rid` has failed."""

@@ -14,6 +14,7 @@ __all__ = [
     "LeasesBroken",
     "MoverElsewhere",
     "MoverSilent",
+    "NoLeases",
     "NoMover",
     "NoPlugin",
     "NoRows",
@@ -47,6 +48,10 @@ class CannotFit(PreflightError):
 class TooFewFiles(UsageError):
     """--concurrency {concurrency} needs some {need} open files, and this shell allows {limit}: raise it with `ulimit -n
     {need}`, or take a lower --concurrency"""
+
+
+class NoLeases(UsageError):
+    """--leases {fd} is no socket to who holds the leases ({reason}): the option is for clients that `--ray` starts"""
 
 
 class NoServer(ServerLost):

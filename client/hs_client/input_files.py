@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import zstandard
 
@@ -67,8 +67,17 @@ class InputFile:
         """
         return cls(name or shown(path), path, _state(path))
 
-    def open(self) -> IO[bytes]:
-        """Its content, unpacked.
+    def may_be_entered(self) -> bool:
+        """It can be read from any byte on: it is not compressed.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self.path.open("rb") as file:
+            return not _packed(file.read(4))
+
+    def open(self, start: int = 0) -> IO[bytes]:
+        """Its content, unpacked, from byte `start` on, which is 0 where it cannot be entered.
 
         Raises:
             OSError: it cannot be read. Reading may raise `DAMAGED` as well.
@@ -79,12 +88,15 @@ class InputFile:
         except BaseException:
             file.close()
             raise
-        if magic[:2] == _GZIP:
+        packed = _packed(magic)
+        if packed == "gzip":
             # The reader of the library closes `file` with itself only where it has opened it.
             file.close()
             return gzip.open(self.path, "rb")  # type: ignore[return-value]
-        if magic == _ZSTD or magic in _SKIPPABLE:
+        if packed == "zstd":
             return io.BufferedReader(ZstdReader(file), 1 << 20)
+        if start:
+            file.seek(start)
         return file
 
     def check_unchanged(self) -> None:
@@ -99,6 +111,13 @@ class InputFile:
             raise BadPrompts(path=self.name, reason=error.strerror or error) from None
         if not same:
             raise BadPrompts(path=self.name, reason="it changed while it was read; repeat the command")
+
+
+def _packed(magic: bytes) -> Literal["", "gzip", "zstd"]:
+    """How a file is compressed that begins with these four bytes."""
+    if magic[:2] == _GZIP:
+        return "gzip"
+    return "zstd" if magic == _ZSTD or magic in _SKIPPABLE else ""
 
 
 def _state(path: Path) -> tuple[int, int, int]:

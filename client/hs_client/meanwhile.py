@@ -71,13 +71,16 @@ class Meanwhile:
         self._fresh: list[LedgerLine] = []
         self._done = DigestTable()
 
-    def look(self) -> None:
+    def look(self, *, closely: bool = False) -> None:
         """Read what other runs have noted since; `note` makes it known.
+
+        `closely`: all of it that is durable by now, where otherwise a network file system may give what it remembers,
+        and an object store is asked now and then.
 
         Raises:
             OSError: a ledger cannot be read; what was read is kept.
         """
-        if time.monotonic() >= self._fetched_at_s + _FETCH_S:
+        if closely or time.monotonic() >= self._fetched_at_s + _FETCH_S:
             self._fetched_at_s = time.monotonic()
             self._fetch()
         with os.scandir(self._folder) as entries:
@@ -85,7 +88,7 @@ class Meanwhile:
                 name = entry.name
                 if not name.endswith(".jsonl") or name == self._own or not entry.is_file():
                     continue
-                size = entry.stat().st_size
+                size = _opened_bytes(entry.path) if closely else entry.stat().st_size
                 if size == self._read_bytes.get(name, 0):
                     continue
                 tail = self._tails.get(name)
@@ -144,6 +147,12 @@ class Meanwhile:
 
 def _is_done(line: bytes) -> bool:
     return line.startswith(_DONE)
+
+
+def _opened_bytes(path: str) -> int:
+    """The size of a file when it is opened: on NFS what its server says, and not what this machine remembers."""
+    with open_regular(Path(path)) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def _line_start(path: Path, at: int) -> int:

@@ -10,7 +10,10 @@ from hs_client.settings import parse_shard
 from hs_formats.control import ControlFolder, RunState
 from hs_formats.errors import UsageError
 
-__all__ = ["overlapping_runs", "shards_overlap"]
+__all__ = ["LEASED", "overlapping_runs", "shards_overlap"]
+
+LEASED = "leased"
+"""In place of a shard: the run has the rows that it is leased, and no other one that is leased has them."""
 
 
 def shards_overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -19,8 +22,8 @@ def shards_overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return (i - j) % gcd(n, m) == 0
 
 
-def overlapping_runs(control: ControlFolder, dataset: str, shard: tuple[int, int]) -> list[RunState]:
-    """Living runs on this scratch that may send rows which shard `shard` of `dataset` sends, too.
+def overlapping_runs(control: ControlFolder, dataset: str, shard: str) -> list[RunState]:
+    """Living runs on this scratch that may send rows which shard `shard` of `dataset` (``i/n``, `LEASED`) sends, too.
 
     Raises:
         OSError: the control folder is gone.
@@ -30,9 +33,12 @@ def overlapping_runs(control: ControlFolder, dataset: str, shard: tuple[int, int
         state = control.read_run(run)
         if state is None or state.dataset != dataset:
             continue
-        other = (0, 1)
-        with contextlib.suppress(UsageError):
-            other = parse_shard(state.shard)
-        if shards_overlap(shard, other):
+        if shards_overlap(_shard(shard), _shard(state.shard)) and not shard == state.shard == LEASED:
             found.append(state)
     return found
+
+
+def _shard(text: str) -> tuple[int, int]:
+    with contextlib.suppress(UsageError):
+        return parse_shard(text)
+    return 0, 1

@@ -1,7 +1,8 @@
 """The first pass over the prompts files: which rows are new, done, doubled or unusable, counted before any is sent.
 
 A digest a sample and a byte a row are kept, so that the second pass knows for every row what is to become of it and
-reads only those that are to be sent or rejected.
+reads only those that are to be sent or rejected. It takes all of them in order (`Plan.again`), or those of ranges of
+row numbers in any order (`hs_client.row_reader`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from hs_client.errors import BadPrompts
 from hs_client.history import History
 from hs_client.input_files import DAMAGED, InputFile
 from hs_client.limits import Limits
-from hs_client.lines import MAX_LINE_BYTES, Line, read_lines
+from hs_client.lines import MAX_LINE_BYTES, Line, LineIndex, read_lines
 from hs_client.row_cache import Facts, RowCache, cache_file, line_hash
 from hs_client.row_error import OTHER_CONTENT, RowError
 from hs_client.rows import Regenerate, Row, digest, parse_row, split_variant, variant_digest, variant_id
 from hs_client.survey import Survey
+from hs_formats.hashing import XXH3
 
 __all__ = ["Fate", "Judged", "Plan", "make_plan"]
 
@@ -43,13 +45,14 @@ class Fate(IntEnum):
 class Judged:
     """A row of the input that is to be sent or rejected.
 
-    `where` is ``file:line``. `row` is None where it could not be read; `reason` says why a row is rejected, and
-    `sample_id` then names the sample unless the row could not be read that far or another row holds the id. `known`:
-    an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's. `variant`: which
-    of the row's samples, from 1. `planned`: the plan knew its fate; else it was to be sent.
+    `where` is ``file:line``, `number` its row number. `row` is None where it could not be read; `reason` says why a row
+    is rejected, and `sample_id` then names the sample unless the row could not be read that far or another row holds
+    the id. `known`: an earlier run has noted the rejection already. `content` and `context_tokens` are the ledger's.
+    `variant`: which of the row's samples, from 1. `planned`: the plan knew its fate; else it was to be sent.
     """
 
     where: str
+    number: int
     fate: Fate
     row: Row | None
     sample_id: str = ""
@@ -67,6 +70,7 @@ class Judged:
             sample_id, content = variant_id(self.row.sample_id, self.variant), self.row.content
         return Judged(
             self.where,
+            self.number,
             Fate.REJECTED,
             None,
             sample_id=sample_id,
@@ -90,11 +94,14 @@ class Plan:
         limits: of the model, None where nobody knows it.
         first: digest of a sample id → place of the first row that has it, as file index << 40 | line.
         fates: of every line of every file, by number - 1; of a row with several samples SEND if one is to be sent.
+        starts: row number of the first line of each file: all lines are counted, one file after the other, from 0.
         counts: samples by fate; rows that are none count as one.
         survey: of the rows to send.
         needs_tokenizer: a row to send is text or messages.
         asks: samples to send that the server has to answer first.
         caches: what is known about the lines of each file.
+        numbered: rows will be asked for by their numbers: `indexes` and `inputs_hash` are wanted.
+        indexes: where lines of each file begin, None where it cannot be entered there.
     """
 
     files: Sequence[InputFile]
@@ -106,11 +113,25 @@ class Plan:
     variants: int = 1
     first: DigestTable = field(default_factory=DigestTable)
     fates: list[bytearray] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     survey: Survey = field(default_factory=Survey)
     needs_tokenizer: bool = False
     asks: int = 0
     caches: list[RowCache] = field(default_factory=list)
+    numbered: bool = False
+    indexes: list[LineIndex | None] = field(default_factory=list)
+    _inputs: XXH3 = field(default_factory=XXH3)
+
+    @property
+    def numbers(self) -> int:
+        """How many row numbers there are; blank lines at the end of a file have none."""
+        return self.starts[-1] + len(self.fates[-1]) if self.fates else 0
+
+    @property
+    def inputs_hash(self) -> str:
+        """Of all rows and their numbers, where `numbered`."""
+        return self._inputs.hexdigest()
 
     @property
     def left(self) -> int:
@@ -143,7 +164,7 @@ class Plan:
                 RowCache() if cache_root is None else RowCache.load(cache_file(cache_root, file.name, self.regenerate))
             )
             fates = bytearray()
-            for line in self._lines(file):
+            for line in self._lines_to_count(file):
                 fates.extend(bytes(line.number - len(fates)))
                 found = [Fate.REJECTED]
                 if line.data is not None:
@@ -154,8 +175,22 @@ class Plan:
                 if not line.number % _LOOK_AT_CLOCK and time.monotonic() - said_s >= _SAY_S:
                     said_s = time.monotonic()
                     say(f"reading    {self.rows:,} rows so far")
+            self.starts.append(self.numbers)
             self.fates.append(fates)
             self.caches.append(cache)
+
+    def _lines_to_count(self, file: InputFile) -> Iterator[Line]:
+        if not self.numbered:
+            return self.lines(file)
+        index = LineIndex() if _may_be_entered(file) else None
+        self.indexes.append(index)
+        return self._hashed(self.lines(file, index=index), self.numbers)
+
+    def _hashed(self, lines: Iterator[Line], start: int) -> Iterator[Line]:
+        for line in lines:
+            content = b"" if line.data is None else line_hash(line.data)
+            self._inputs.update(b"%d %d " % (start + line.number, line.size_bytes) + content)
+            yield line
 
     def _count_line(self, place: int, data: bytes, cache: RowCache) -> list[Fate]:
         hashed = line_hash(data)
@@ -197,50 +232,58 @@ class Plan:
         for index, file in enumerate(self.files):
             file.check_unchanged()
             known = self.fates[index]
-            for line in self._lines(file):
+            for line in self.lines(file):
                 if line.number > len(known):
                     break  # appended since, which the check below says
                 if known[line.number - 1] in fates:
-                    for judged in self._judge(f"{file.name}:{line.number}", index << 40 | line.number, line):
-                        if judged.fate in fates:
-                            yield judged
+                    yield from (judged for judged in self.judge(index, line) if judged.fate in fates)
             file.check_unchanged()
 
-    def _lines(self, file: InputFile) -> Iterator[Line]:
+    def lines(
+        self, file: InputFile, *, start: tuple[int, int] = (0, 0), index: LineIndex | None = None
+    ) -> Iterator[Line]:
+        """The lines of one of the files, as `read_lines` gives them.
+
+        Raises:
+            BadPrompts: it cannot be read.
+        """
         try:
-            yield from read_lines(file, max_bytes=self.max_line_bytes)
+            yield from read_lines(file, max_bytes=self.max_line_bytes, start=start, index=index)
         except (OSError, *DAMAGED) as error:
             raise BadPrompts(path=file.name, reason=getattr(error, "strerror", None) or error) from None
 
-    def _judge(self, where: str, place: int, line: Line) -> Iterator[Judged]:
+    def judge(self, index: int, line: Line) -> Iterator[Judged]:
+        """What is to become of the samples of a line of the file number `index`, where they are sent or rejected."""
+        where, number = f"{self.files[index].name}:{line.number}", self.starts[index] + line.number - 1
         if line.data is None:
             reason = f"the line has {line.size_bytes:,} bytes, more than {self.max_line_bytes:,}"
-            yield Judged(where, Fate.REJECTED, None, reason=reason)
+            yield Judged(where, number, Fate.REJECTED, None, reason=reason)
             return
         try:
             row = parse_row(line.data, self.regenerate)
         except RowError as error:
-            yield Judged(where, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
+            yield Judged(where, number, Fate.REJECTED, None, sample_id=error.sample_id, reason=error.reason)
             return
-        facts = _facts(row)
+        facts, place = _facts(row), index << 40 | line.number
         for at, fate in enumerate(self._decide(facts, place)):
             variant = at + 1
             if fate is Fate.SEND:
-                yield Judged(where, fate, row, variant=variant)
+                yield Judged(where, number, fate, row, variant=variant)
             elif fate is Fate.REJECTED:
-                yield self._turned_down(where, place, row, facts, variant)
+                sample_id, reason = self._turned_down(place, row, facts, variant)
+                yield Judged(
+                    where, number, Fate.REJECTED, None, sample_id=sample_id, reason=reason, known=bool(sample_id)
+                )
 
-    def _turned_down(self, where: str, place: int, row: Row, facts: Facts, variant: int) -> Judged:
+    def _turned_down(self, place: int, row: Row, facts: Facts, variant: int) -> tuple[str, str]:
+        """Why a sample is rejected; with its id where an earlier run has said so."""
         first = self.first.get(facts.key)
         if first is not None and first != place:
-            reason = f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
-            return Judged(where, Fate.REJECTED, None, reason=reason)
+            return "", f"id {row.sample_id!r} is taken by {self._where(first)}; the first row of an id wins"
         key = variant_digest(facts.key, variant)
         if key in self.history.done:
-            reason = f"id {row.sample_id!r} is done already, {OTHER_CONTENT}"
-            return Judged(where, Fate.REJECTED, None, reason=reason)
-        sample_id = variant_id(row.sample_id, variant)
-        return Judged(where, Fate.REJECTED, None, sample_id=sample_id, reason=self.history.rejected[key], known=True)
+            return "", f"id {row.sample_id!r} is done already, {OTHER_CONTENT}"
+        return variant_id(row.sample_id, variant), self.history.rejected[key]
 
     # -- both
 
@@ -283,6 +326,13 @@ class Plan:
         return f"{self.files[place >> 40].name}:{place & ((1 << 40) - 1)}"
 
 
+def _may_be_entered(file: InputFile) -> bool:
+    try:
+        return file.may_be_entered()
+    except OSError as error:
+        raise BadPrompts(path=file.name, reason=error.strerror or error) from None
+
+
 def _facts(row: Row) -> Facts:
     content = int(row.content, 16) if row.content else 0
     return Facts(digest(row.sample_id), content, row.named, len(row.ids), row.kind != "input_ids", row.ask)
@@ -299,12 +349,25 @@ def make_plan(
     say: Callable[[str], None] = lambda _: None,
     regenerate: Regenerate = "",
     variants: int = 1,
+    numbered: bool = False,
 ) -> Plan:
     """Read the files once and count; `cache_root` is the dataset's folder, `say` is told how far it is now and then.
+
+    `numbered`: what `hs_client.row_reader` needs is kept, too.
 
     Raises:
         BadPrompts: a file cannot be read.
     """
-    plan = Plan(files, history, shard, limits, max_line_bytes, regenerate, variants, survey=Survey(limits))
+    plan = Plan(
+        files,
+        history,
+        shard,
+        limits,
+        max_line_bytes,
+        regenerate,
+        variants,
+        survey=Survey(limits),
+        numbered=numbered,
+    )
     plan.count(cache_root, say)
     return plan

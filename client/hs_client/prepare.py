@@ -30,7 +30,7 @@ _BATCH_TOKENS = 1 << 16
 class Prepared:
     """A sample ready to be sent. `ids` is int32 [n], `spans` are the [start, stop) of tokens to train on; `content` is
     the row's. `cut_from`: tokens that it had before it was truncated, 0 where it was not. `answers`: why each answer
-    that the server has given ended."""
+    that the server has given ended. `number`: the row number."""
 
     sample_id: str
     where: str
@@ -40,6 +40,7 @@ class Prepared:
     content: str = ""
     cut_from: int = 0
     answers: tuple[str, ...] = ()
+    number: int = -1
 
     @property
     def n(self) -> int:
@@ -57,6 +58,7 @@ class Ask:
         row: what is asked.
         ids: int32 [n], what the server is given for the first answer.
         places: for conversations: the messages before which answers belong.
+        number: the row number.
     """
 
     sample_id: str
@@ -65,6 +67,12 @@ class Ask:
     row: Row
     ids: npt.NDArray[np.int32]
     places: tuple[int, ...] = ()
+    number: int = -1
+
+    @property
+    def content(self) -> str:
+        """The row's."""
+        return self.row.content
 
     @property
     def n(self) -> int:
@@ -77,7 +85,9 @@ class Ask:
         return max(1, len(self.places))
 
 
-def prepare_ask(row: Row, where: str, variant: int, *, limits: Limits, tokenizer: ChatTokenizer | None) -> Ask:
+def prepare_ask(
+    row: Row, where: str, variant: int, *, limits: Limits, tokenizer: ChatTokenizer | None, number: int = -1
+) -> Ask:
     """Tokenise and check what the server is to be given of one row.
 
     Raises:
@@ -101,7 +111,7 @@ def prepare_ask(row: Row, where: str, variant: int, *, limits: Limits, tokenizer
         raise RowError(error.reason, sample_id, context_tokens=error.context_tokens) from None
     except RecursionError:
         raise RowError("not usable: nested too deeply", sample_id) from None
-    return Ask(sample_id, variant, where, row, np.asarray(ids, dtype=np.int32), places)
+    return Ask(sample_id, variant, where, row, np.asarray(ids, dtype=np.int32), places, number)
 
 
 def _question(row: Row, places: Sequence[int], tokenizer: ChatTokenizer | None) -> list[int]:
@@ -114,7 +124,7 @@ def _question(row: Row, places: Sequence[int], tokenizer: ChatTokenizer | None) 
     return tokenizer.text(row.text).ids
 
 
-def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | None) -> Prepared:
+def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | None, number: int = -1) -> Prepared:
     """Tokenise and check one row.
 
     Raises:
@@ -136,7 +146,7 @@ def prepare(row: Row, where: str, *, limits: Limits, tokenizer: ChatTokenizer | 
     except RecursionError:  # templates go through what a row holds, too
         raise RowError("not usable: nested too deeply", row.sample_id) from None
     array = np.asarray(ids, dtype=np.int32)
-    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content, cut_from)
+    return Prepared(row.sample_id, where, array, spans, ids_xxh3(ids), row.content, cut_from, number=number)
 
 
 def _tokens(row: Row, tokenizer: ChatTokenizer | None) -> Tokens:
@@ -172,12 +182,14 @@ def _check_length(n: int, limits: Limits) -> int:
 class Source:
     """Second pass over the plan: batches of prepared samples and of rejected rows. For one thread at a time.
 
+    All rows of the plan come in order, or, from the first `begin` on, those that it is given.
+
     Args:
         plan: from the first pass.
         limits: of the model.
         load: gives the tokenizer; called once, when the first row needs it.
         limit: samples at most; rows that are rejected are given all the same.
-        say: is told what is odd about rows that are taken all the same: once when it is met, once when all are read.
+        say: is told what is odd about rows that are taken all the same: when it is met first, and in the end.
         answer_tokens: to count for each answer of the server before it is known.
         answers_bound: that is what it can have at most.
     """
@@ -198,14 +210,13 @@ class Source:
         self._sampled_asks = self._sampled_turns = 0
         self._plan = plan
         self._fates = {Fate.SEND, Fate.REJECTED}
-        self._rows: Iterator[Judged] = plan.again(self._fates)
+        self._rows: Iterator[Judged] = self.all_rows()
         self._limits = limits
         self._load = load
         self._tokenizer: ChatTokenizer | None = None
         self._left = limit
         self._say = say
         self._noted: Counter[str] = Counter()
-        self._ended = False
 
     @property
     def limits(self) -> Limits:
@@ -245,7 +256,7 @@ class Source:
     def _tokens_of(self, line: bytes) -> int:
         try:
             row = parse_row(line, self._plan.regenerate)
-            prepared = self._prepared(row, "", 1)
+            prepared = self._prepared(row, "", 1, -1)
             if isinstance(prepared, Ask):
                 self._sampled_asks += 1
                 self._sampled_turns += prepared.turns
@@ -256,10 +267,11 @@ class Source:
             if self._tokenizer is not None:
                 self._tokenizer.take_notes()
 
-    def _prepared(self, row: Row, where: str, variant: int) -> Prepared | Ask:
+    def _prepared(self, row: Row, where: str, variant: int, number: int) -> Prepared | Ask:
+        limits, tokenizer = self._limits, self._tokenizer
         if row.ask:
-            return prepare_ask(row, where, variant, limits=self._limits, tokenizer=self._tokenizer)
-        return prepare(row, where, limits=self._limits, tokenizer=self._tokenizer)
+            return prepare_ask(row, where, variant, limits=limits, tokenizer=tokenizer, number=number)
+        return prepare(row, where, limits=limits, tokenizer=tokenizer, number=number)
 
     def between(self, ask: Ask, answer: int, last: int | None) -> list[int]:
         """Ids from the end of an answer to where the next one begins, as the chat template has them.
@@ -290,8 +302,16 @@ class Source:
         """Say what was odd about a row since the last call."""
         self._note_all(where, [] if self._tokenizer is None else list(self._tokenizer.take_notes()))
 
+    def all_rows(self) -> Iterator[Judged]:
+        """Every row of the plan that is to be sent, up to the limit, or rejected."""
+        return self._plan.again(self._fates)
+
+    def begin(self, rows: Iterator[Judged]) -> None:
+        """Give these rows from now on."""
+        self._rows = rows
+
     def next_batch(self) -> tuple[list[Prepared | Ask], list[Judged]] | None:
-        """The next samples to send or to have answered, and rows to reject; None at the end.
+        """The next samples to send or to have answered, and rows to reject; None where there are no more.
 
         Raises:
             HsError: the tokenizer cannot be loaded or a file cannot be read.
@@ -310,7 +330,7 @@ class Source:
             if judged.row.kind != "input_ids":
                 self.load_tokenizer()
             try:
-                sample = self._prepared(judged.row, judged.where, judged.variant)
+                sample = self._prepared(judged.row, judged.where, judged.variant, judged.number)
             except RowError as error:
                 rejected.append(judged.refused(error))
                 continue
@@ -321,13 +341,12 @@ class Source:
                 self._left -= 1
                 if not self._left:
                     self._reach_limit()
-        if samples or rejected:
-            return samples, rejected
-        if not self._ended:
-            self._ended = True
-            for note, count in self._noted.items():
-                self._say(f"note       {count:,} rows: {note}")
-        return None
+        return (samples, rejected) if samples or rejected else None
+
+    def end(self) -> None:
+        """Say once more what was odd about rows, and how many they were."""
+        for note, count in self._noted.items():
+            self._say(f"note       {count:,} rows: {note}")
 
     def _reach_limit(self) -> None:
         self._fates.discard(Fate.SEND)

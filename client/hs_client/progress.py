@@ -141,6 +141,7 @@ class Progress:
         if self._bar is None:
             self.say(self.text())
             return
+        self._bar.total = self._tally.total
         self._bar.n = self._tally.total - self._tally.left
         self._bar.set_description_str(self.text())
 

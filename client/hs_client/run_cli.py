@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import click
 from click.core import ParameterSource
 
+from hs_client.cluster.options import cluster_options, first_node, many_nodes, run_many
 from hs_client.options import PROGRESS_INTERVAL, SCRATCH, seconds_option
 from hs_formats.errors import UsageError
 
@@ -21,6 +23,9 @@ _GENERATION = (
     *("looping_answers", "generate_concurrency"),
 )
 
+_OF_ALL_ROWS = ("limit", "shard", "dry_run")
+"""Options that choose among all rows, as whoever holds the leases does."""
+
 _EPILOG = """
 \b
 Examples
@@ -29,6 +34,8 @@ Examples
   hs-client run prompts.jsonl --server http://127.0.0.1:8000=/dev/shm/a --server http://127.0.0.1:8001=/dev/shm/b
   hs-client run prompts.jsonl --shard 0/2
   hs-client run questions.jsonl --generate --temperature 0.8 --variants 2
+  hs-client run /shared/prompts.jsonl --nodes 16 --node-server '--model-path /models/K2 -- --tp-size 8'
+      --node-mover '--dst /shared/data' --ray
 
 \b
 In the environment: HS_SERVER, HS_CONCURRENCY and HS_GENERATE_CONCURRENCY for these options, HS_API_KEY for a server
@@ -176,12 +183,14 @@ with --api-key.
     metavar="N",
     help="Requests for answers in flight to each server at most.",
 )
+@cluster_options
 @click.option("--retry-rejected", is_flag=True, help="Look again at rows that earlier runs have rejected.")
 @click.option(
     "--summary-json", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The summary, for programs."
 )
 @click.option("--dry-run", is_flag=True, help="Check, count and say what the run needs; send nothing.")
 @click.option("--force", is_flag=True, help="Go on where the plan says that the records cannot fit.")
+@click.option("--leases", type=click.IntRange(3), metavar="FD", hidden=True)
 @click.option(
     "--no-doctor", is_flag=True, help="Do not have a server examined of which no `hs-server doctor` pass is on record."
 )
@@ -221,6 +230,7 @@ def run(
     summary_json: Path | None,
     dry_run: bool,
     force: bool,
+    leases: int | None,
     no_doctor: bool,
 ) -> None:
     """Have the server capture every row of FILE, JSON lines with input_ids, text, prompt, messages or conversations.
@@ -233,10 +243,15 @@ def run(
     from hs_client.settings import RunSettings, parse_servers, parse_shard
     from hs_formats.control import default_scratch
 
+    many, given_servers, given_scratch = many_nodes(), servers, scratch
+    if many:
+        servers, scratch = first_node(servers, scratch)
     source_of = click.get_current_context().get_parameter_source
     given = [name for name in _GENERATION if source_of(name) is ParameterSource.COMMANDLINE]
     if given and not generate:
         raise UsageError(f"--{given[0].replace('_', '-')} goes with --generate")
+    if leases is not None:
+        _check_leased(files, [name for name in _OF_ALL_ROWS if source_of(name) is ParameterSource.COMMANDLINE])
     options = GenerateOptions(
         regenerate=regenerate,
         temperature=temperature,
@@ -273,8 +288,26 @@ def run(
         progress_interval_s=progress_interval,
         retry_rejected=retry_rejected,
         summary_json=summary_json,
-        command=shlex.join(["hs-client", *sys.argv[1:]]),
+        command="" if leases is not None else shlex.join(["hs-client", *sys.argv[1:]]),
+        leases=leases,
         # For tests alone: shows what happens to a full scratch when nobody keeps within the limit.
         admission=os.environ.get("HS_TEST_NO_ADMISSION") != "1",
     )
+    if many:
+        sys.exit(
+            run_many(
+                files=files,
+                servers=given_servers,
+                scratch=given_scratch,
+                progress_interval_s=progress_interval,
+                summary_json=summary_json,
+            )
+        )
     sys.exit(run_command(settings))
+
+
+def _check_leased(files: Sequence[Path], given: Sequence[str]) -> None:
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')} does not go with --leases")
+    if any(str(file) == "-" for file in files):
+        raise UsageError("standard input (-) does not go with --leases: other nodes cannot read it")

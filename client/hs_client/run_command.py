@@ -16,6 +16,8 @@ from hs_client.generate.server_checks import check_generation, generation_notes
 from hs_client.history import History, read_history
 from hs_client.identity import dataset_info, read_vocab_size
 from hs_client.input_files import open_inputs
+from hs_client.leases.channel import Channel
+from hs_client.leases.protocol import Over
 from hs_client.limits import Limits
 from hs_client.plan import Fate, Plan, make_plan
 from hs_client.preflight import Place, ServerFacts, check_dataset
@@ -27,7 +29,7 @@ from hs_client.sites import Sites, look_around
 from hs_client.summary import summary_lines
 from hs_client.tally import Tally, show_bytes
 from hs_client.tokenizing import load_tokenizer
-from hs_formats.errors import FormatError
+from hs_formats.errors import FormatError, HsError
 
 __all__ = ["run_command"]
 
@@ -41,6 +43,17 @@ def run_command(settings: RunSettings) -> int:
     Raises:
         HsError: with the exit code that belongs to it.
     """
+    if settings.leases is None:
+        return _run(settings)
+    channel = Channel(settings.leases)
+    try:
+        return _run(settings, channel)
+    except HsError as error:
+        channel.over(Over(exit_code=error.exit_code, error=str(error)))
+        raise
+
+
+def _run(settings: RunSettings, channel: Channel | None = None) -> int:
     started_s = time.monotonic()
     shared_tls()  # loads the HTTP library, which is nothing for the event loop
     inputs = open_inputs(settings.files)
@@ -66,11 +79,12 @@ def run_command(settings: RunSettings) -> int:
         say=progress.say,
         regenerate="" if generate is None else generate.regenerate,
         variants=1 if generate is None else generate.variants,
+        numbered=channel is not None,
     )
     if not plan.rows:
         raise NoRows(path=" and ".join(plan.empty))
     _facts(progress, settings, sites=sites, plan=plan)
-    if not plan.left:
+    if not plan.left and channel is None:  # a leased client still reports what is rejected of the rows that it gets
         _check_settings(settings, place, server)
         why = "all usable rows are done" if plan.counts[Fate.DONE] else "no usable row is left"
         return _leave_it_at_that(progress, plan, f"{why}: nothing to send")
@@ -102,7 +116,14 @@ def run_command(settings: RunSettings) -> int:
         return _leave_it_at_that(progress, plan, "dry run: nothing is sent")
     _save_caches(plan, place, progress)
     session = Session(
-        settings, sites=sites, plan=plan, source=source, progress=progress, tally=tally, started_s=started_s
+        settings,
+        sites=sites,
+        plan=plan,
+        source=source,
+        progress=progress,
+        tally=tally,
+        started_s=started_s,
+        channel=channel,
     )
     return session.run()
 

@@ -8,14 +8,17 @@ in groups; for each server the gate that pauses it; the heartbeat.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
 from hs_client._http import shared_tls
+from hs_client.adopt import Adopted
 from hs_client.attempt import Attempt, Verdict
 from hs_client.backend import Backend
 from hs_client.dispatch import Dispatcher
@@ -28,12 +31,14 @@ from hs_client.limiter import Limiter, Party
 from hs_client.meanwhile import Meanwhile
 from hs_client.plan import Judged
 from hs_client.preflight import Place, ServerFacts
-from hs_client.prepare import Ask, Source
+from hs_client.prepare import Ask, Prepared, Source
 from hs_client.progress import Snapshot
+from hs_client.rows import digest
 from hs_client.sending import Sender
 from hs_client.servers import Servers
 from hs_client.settings import RunSettings
 from hs_client.storage import Storage
+from hs_client.supply import Supply
 from hs_client.tally import Tally
 from hs_client.watch import Announcer
 from hs_client.work import Item, WorkQueue
@@ -54,6 +59,9 @@ class Runner:
         run: its id.
         sites: every server with its scratch and the dataset; servers of one scratch have the same place.
         source: the samples.
+        supply: gives their rows.
+        adoptable: complete records of earlier runs that no ledger calls done, by the digests of their samples' ids: one
+            is adopted when its row comes.
         ledger: of this run, with its first line written.
         tally: counts; the caller shows them.
         meanwhile: what other clients get done.
@@ -72,6 +80,8 @@ class Runner:
         run: str,
         sites: Sequence[tuple[Place, ServerFacts]],
         source: Source,
+        supply: Supply,
+        adoptable: dict[bytes, Adopted],
         ledger: LedgerLog,
         tally: Tally,
         meanwhile: Meanwhile,
@@ -83,6 +93,8 @@ class Runner:
         self._settings = settings
         self._run = run
         self._source = source
+        self._supply = supply
+        self._adoptable = adoptable
         self._ledger = ledger
         self._tally = tally
         self._meanwhile = meanwhile
@@ -130,6 +142,7 @@ class Runner:
         self._rows = 0
         self._starving = False
         self._tokenizing = anyio.Lock()
+        self._looking = anyio.Lock()
         self._generator: Generator | None = None
         if settings.generate is not None and answers is not None:
             self._generator = Generator(
@@ -179,6 +192,26 @@ class Runner:
         return 0 if self._generator is None else self._generator.in_flight
 
     @property
+    def idle(self) -> bool:
+        """More could be sent than there is."""
+        if self._generator is not None and not self._generator.asks.starving:
+            return False
+        return self._starving and not self._queue.has_ready and any(each.ready for each in self._servers.usable)
+
+    def unsent(self) -> Counter[int]:
+        """Row numbers of samples that wait to be sent for the first time, with how many samples each."""
+        found = Counter(self._queue.unsent())
+        if self._generator is not None:
+            found.update(ask.number for ask in self._generator.asks)
+        return found
+
+    def withdraw(self, numbers: Collection[int]) -> None:
+        """Forget all unsent samples of these rows."""
+        self._queue.withdraw(numbers)
+        if self._generator is not None:
+            self._generator.asks.withdraw(numbers)
+
+    @property
     def to_store(self) -> int:
         """Records that wait for a mover."""
         return sum(storage.to_store for storage in self.storages)
@@ -215,6 +248,7 @@ class Runner:
                 async with anyio.create_task_group() as group:
                     for task in (self._ledger.serve, self._heartbeat, self._endings.serve, self._feeder, self._follow):
                         group.start_soon(self._guard, task)
+                    group.start_soon(self._guard, self._supply.serve, self)
                     for storage in self.storages:
                         group.start_soon(self._guard, storage.correlator.serve)
                     for backend in self._servers.backends:
@@ -232,8 +266,6 @@ class Runner:
                     await backend.close()
                 for storage in self.storages:
                     await storage.close()
-                if self._generator is not None:
-                    self._generator.close()
         if self._error is not None:
             raise self._error
 
@@ -266,24 +298,58 @@ class Runner:
 
     async def _feeder(self) -> None:
         while not self._queue.closed:
-            async with self._tokenizing:
-                batch = await anyio.to_thread.run_sync(self._source.next_batch)
-            if batch is None:
+            self._queue.pause_input(paused=True)
+            rows = await self._supply.next(self)
+            self._queue.pause_input(paused=False)
+            if rows is None:
+                self._source.end()
                 break
-            samples, rejected = batch
-            for judged in rejected:
-                # What a row that was planned to be sent says about itself goes into the ledger.
-                self._tally.reject(judged.where, judged.reason, planned=judged.planned)
-            lines = [_rejected(judged) for judged in rejected if not judged.known]
-            if lines:
-                await self._ledger.commit(*lines)
-            for sample in samples:
-                if isinstance(sample, Ask) and self._generator is not None:
-                    await self._generator.put(sample)
-            await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
+            self._source.begin(rows)
+            while not self._queue.closed:
+                async with self._tokenizing:
+                    batch = await anyio.to_thread.run_sync(self._source.next_batch)
+                if batch is None:
+                    self._supply.through()
+                    break
+                self._supply.took(*batch)
+                await self._reject(batch[1])
+                await self._send_or_ask(await self._not_done(batch[0]))
         if self._generator is not None:
             await self._generator.finish()
         self._queue.end_input()
+
+    async def _reject(self, rejected: Sequence[Judged]) -> None:
+        """Note what a row that was planned to be sent says about itself, and count all."""
+        lines = [_rejected(judged) for judged in rejected if not judged.known]
+        if lines:
+            await self._ledger.commit(*lines)
+        for judged in rejected:
+            self._tally.reject(judged.where, judged.reason, planned=judged.planned, number=judged.number)
+
+    async def _not_done(self, samples: Sequence[Prepared | Ask]) -> list[Prepared | Ask]:
+        """Those of which there is no record yet; the others end."""
+        kept: list[Prepared | Ask] = []
+        adopted: list[tuple[Prepared | Ask, Adopted]] = []
+        for sample in samples:
+            content = self._meanwhile.content(sample.sample_id)
+            found = self._adoptable.pop(digest(sample.sample_id), None) if self._adoptable else None
+            if content is not None:
+                await self._endings.done_elsewhere(sample, content)
+            elif found is not None:
+                adopted.append((sample, found))
+            else:
+                kept.append(sample)
+        if adopted:
+            await self._ledger.commit(*(found.done for _, found in adopted))
+        for sample, found in adopted:
+            self._tally.adopt(found.intent.n, found.intent.mask, found.lines, sample.number)
+        return kept
+
+    async def _send_or_ask(self, samples: Sequence[Prepared | Ask]) -> None:
+        for sample in samples:
+            if isinstance(sample, Ask) and self._generator is not None:
+                await self._generator.put(sample)
+        await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
 
     def _next_row(self) -> int:
         row = self._rows
@@ -302,7 +368,8 @@ class Runner:
             backend = await self._dispatcher.place(item)
             found = None if item.attempt else self._meanwhile.content(item.sample.sample_id)
             if backend is not None and found is not None:  # the credit for it lapses with the next heartbeat
-                await self._endings.done_elsewhere(item, found)
+                await self._endings.done_elsewhere(item.sample, found)
+                self._queue.settle(item)
             elif backend is not None:
                 attempt = backend.attempt(self._run, item)
                 self._endings.begin(attempt, item, backend)
@@ -314,8 +381,10 @@ class Runner:
             return
         # At the end of the input only answers and records are waited for.
         party: Party = "mover" if self.to_store > self.in_flight else "server"
-        if not self._queue.input_ended:
+        if not self._queue.input_rests:
             party = "server" if self.generating else "tokeniser"
+        elif not self._queue.unsettled and not self.generating:
+            party = ""
         self.limiter.wait_for(party, time.monotonic())
 
     async def _heartbeat(self) -> None:
@@ -335,10 +404,25 @@ class Runner:
     async def _follow(self) -> None:
         """See what other clients get done; apart from the heartbeat, which must not wait for a slow destination."""
         while True:
-            with contextlib.suppress(OSError):  # a destination that is away is noticed by those who need it
-                await anyio.to_thread.run_sync(self._meanwhile.look)
-            self._meanwhile.note()
+            async with self._looking:
+                with contextlib.suppress(OSError):  # a destination that is away is noticed by those who need it
+                    await anyio.to_thread.run_sync(self._meanwhile.look)
+                self._meanwhile.note()
             await anyio.sleep(HEARTBEAT_S)
+
+    async def look_around(self) -> None:
+        """Know what other clients have got done by now, however long the destination is away."""
+        look = functools.partial(self._meanwhile.look, closely=True)
+        while True:
+            try:
+                async with self._looking:
+                    await anyio.to_thread.run_sync(look)
+                    self._meanwhile.note()
+            except OSError as error:
+                self._announce(f"the ledgers of other clients ({error.strerror or error})")
+                await anyio.sleep(HEARTBEAT_S)
+            else:
+                return
 
     def _settle(self, attempt: Attempt, verdict: Verdict) -> None:
         self._endings.settle(attempt, verdict)

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,15 +14,18 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from hs_client.adopt import find_complete, wait_drained
+from hs_client.adopt import Adopted, find_complete, wait_drained
 from hs_client.errors import BadPrompts, DestinationBroken, ScratchBroken
 from hs_client.failed_rows import failed_file, write_failed
 from hs_client.generate.answers import Answers
 from hs_client.history import History
+from hs_client.leases.channel import Channel
+from hs_client.leases.protocol import Hello, Over
+from hs_client.leases.tenant import Tenant
 from hs_client.ledger_log import LedgerLog, run_log
 from hs_client.lines import shown
 from hs_client.meanwhile import Meanwhile
-from hs_client.neighbours import overlapping_runs
+from hs_client.neighbours import LEASED, overlapping_runs
 from hs_client.plan import Fate, Plan
 from hs_client.preflight import Place, ServerFacts
 from hs_client.prepare import Source
@@ -31,6 +35,7 @@ from hs_client.runner import Runner
 from hs_client.settings import RunSettings
 from hs_client.sites import Sites
 from hs_client.summary import summary, summary_lines
+from hs_client.supply import Everything, Supply
 from hs_client.sweep import sweep
 from hs_client.tally import Tally
 from hs_client.timeline_log import TimelineLog
@@ -56,6 +61,7 @@ class Session:
         progress: shows `tally`.
         tally: counts, empty.
         started_s: when the command began, on the monotonic clock.
+        channel: to who leases the rows, one range after the other; None: all rows are this run's.
     """
 
     def __init__(
@@ -68,7 +74,10 @@ class Session:
         progress: Progress,
         tally: Tally,
         started_s: float,
+        channel: Channel | None = None,
     ) -> None:
+        self._channel = channel
+        self._tenant: Tenant | None = None
         self._settings = settings
         self._sites = sites
         self._places: list[Place] = list(sites.places.values())
@@ -110,10 +119,11 @@ class Session:
         for place in self._places:
             self._register(place)
         ledger = run_log(paths, "ledger", self._run, timeout_s=settings.mover_timeout_s)
-        self._count_to_send(plan.left)
-        tally.total = self._to_send + plan.counts[Fate.REJECTED]
-        tally.earlier = plan.counts[Fate.DONE]
-        tally.identical = plan.counts[Fate.IDENTICAL]
+        if self._channel is None:
+            self._count_to_send(plan.left)
+            tally.total = self._to_send + plan.counts[Fate.REJECTED]
+            tally.earlier = plan.counts[Fate.DONE]
+            tally.identical = plan.counts[Fate.IDENTICAL]
         error: HsError | None = None
         interrupted = False
         try:
@@ -128,7 +138,7 @@ class Session:
                 self._answers[1].close()
             self._progress.close()
         self._find_conflicts()
-        pending = max(0, plan.left - tally.done - tally.failed - tally.refused - tally.elsewhere)
+        pending = self._pending
         code = error.exit_code if error is not None else INTERRUPTED if interrupted else tally.exit_code
         reason = "" if error is None else str(error)
         self._timeline.end(code, reason)
@@ -138,6 +148,14 @@ class Session:
         if interrupted:
             self._progress.say("interrupted: repeat the command to go on")
         return code
+
+    @property
+    def _pending(self) -> int:
+        t = self._tally
+        # Rows beyond the limit are pending as well; rows beyond the leases are others'.
+        return (
+            max(0, self._plan.left - t.done - t.failed - t.refused - t.elsewhere) if self._channel is None else t.left
+        )
 
     def _find_conflicts(self) -> None:
         """Name the samples that another client has got done at the same time, with other content."""
@@ -158,19 +176,23 @@ class Session:
         failed = self._write_failed()
         if pending and self._settings.command:
             self._progress.say(f"to go on   {self._settings.command}")
+        facts = summary(
+            self._tally,
+            spent_s=spent_s,
+            pending=pending,
+            exit_code=code,
+            run=self._run,
+            dataset=self._paths.shown,
+            servers=[server.url for server in self._servers],
+            failed_rows=failed,
+            error=error,
+        )
+        if self._channel is not None:
+            if self._tenant is not None:
+                self._tenant.tell_ended()
+            self._channel.over(Over(exit_code=code, error=error, summary=facts))
         path = self._settings.summary_json
         if path is not None:
-            facts = summary(
-                self._tally,
-                spent_s=spent_s,
-                pending=pending,
-                exit_code=code,
-                run=self._run,
-                dataset=self._paths.shown,
-                servers=[server.url for server in self._servers],
-                failed_rows=failed,
-                error=error,
-            )
             try:
                 path.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
             except OSError as caught:
@@ -190,10 +212,9 @@ class Session:
         return str(path)
 
     def _register(self, place: Place) -> None:
-        control, dataset, shard = place.control, self._paths.name, self._settings.shard
-        state = RunState(
-            run=self._run, dataset=dataset, pid=os.getpid(), shard="{}/{}".format(*shard), dst=place.mover.dst
-        )
+        control, dataset = place.control, self._paths.name
+        shard = LEASED if self._channel is not None else "{}/{}".format(*self._settings.shard)
+        state = RunState(run=self._run, dataset=dataset, pid=os.getpid(), shard=shard, dst=place.mover.dst)
         try:
             control.create()
             sweep(control)
@@ -248,7 +269,10 @@ class Session:
 
     async def _drive(self, ledger: LedgerLog) -> bool:
         """Adopt, then run; True when interrupted."""
-        await self._adopt(ledger)
+        adoptable = await self._find_adoptable()
+        if self._channel is None:
+            await self._adopt(ledger, adoptable)
+            adoptable.clear()
         self._progress.start(self._tally.total)
         try:
             runner = Runner(
@@ -256,6 +280,8 @@ class Session:
                 run=self._run,
                 sites=self._sites.usable,
                 source=self._source,
+                supply=self._supply(),
+                adoptable=adoptable,
                 ledger=ledger,
                 tally=self._tally,
                 meanwhile=self._meanwhile,
@@ -281,11 +307,38 @@ class Session:
             raise error
         return runner.interrupted
 
-    async def _adopt(self, ledger: LedgerLog) -> None:
-        plan, tally = self._plan, self._tally
+    def _supply(self) -> Supply:
+        if self._channel is None:
+            return Everything(self._source.all_rows())
+        plan, settings = self._plan, self._settings
+        hello = Hello(
+            run=self._run,
+            rows=plan.numbers,
+            left=plan.left,
+            inputs_hash=plan.inputs_hash,
+            done=plan.counts[Fate.DONE],
+            rejected=plan.counts[Fate.REJECTED],
+            identical=plan.counts[Fate.IDENTICAL],
+            dataset=self._paths.shown,
+        )
+        concurrency = settings.concurrency if settings.generate is None else settings.generate.concurrency
+        self._tenant = Tenant(
+            self._channel,
+            hello=hello,
+            plan=plan,
+            tally=self._tally,
+            low=concurrency * len(self._servers),
+            text=self._progress.text,
+            say=self._progress.say,
+        )
+        return self._tenant
+
+    async def _find_adoptable(self) -> dict[bytes, Adopted]:
+        """Complete records that earlier runs had sent for and not noted, by the digests of their samples' ids."""
+        plan = self._plan
         history = plan.history
         if not history.open:
-            return
+            return {}
         for place in self._places:
             try:
                 await wait_drained(
@@ -298,16 +351,22 @@ class Session:
             except OSError as error:
                 raise self._scratch_broken(error) from None
         try:
-            adopted = await anyio.to_thread.run_sync(find_complete, self._places[0], history)
+            found = await anyio.to_thread.run_sync(find_complete, self._places[0], history)
+        except OSError as error:
+            raise DestinationBroken(path=self._paths.shown, reason=error.strerror or error) from None
+        return {each.key: each for each in found}
+
+    async def _adopt(self, ledger: LedgerLog, adoptable: Mapping[bytes, Adopted]) -> None:
+        plan, tally = self._plan, self._tally
+        adopted = list(adoptable.values())
+        try:
             await anyio.to_thread.run_sync(ledger.write_now, [found.done for found in adopted])
         except OSError as error:
             raise DestinationBroken(path=self._paths.shown, reason=error.strerror or error) from None
         for found in adopted:
-            history.done.add(found.key)
-            if not plan.is_mine(found.intent.sample_id):
-                continue  # of another file or shard: done all the same, but none of this run's samples
-            tally.add_record(found.intent.n, found.intent.mask, found.lines)
-            tally.adopted += 1
+            plan.history.done.add(found.key)
+            if plan.is_mine(found.intent.sample_id):  # else it is done all the same, but none of this run's samples
+                tally.adopt(found.intent.n, found.intent.mask, found.lines)
         if adopted:
             self._count_to_send(plan.left - tally.adopted)
             tally.total = tally.adopted + self._to_send + plan.counts[Fate.REJECTED]

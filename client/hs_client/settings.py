@@ -46,6 +46,7 @@ class RunSettings:
     `command`: what the user typed, to be repeated. `summary_json`: where the summary goes for programs.
     `max_length`: tokens of a sample, longer ones are rejected, or with `truncate` cut.
     `force`: go on where the plan does not fit. `generate`: the server answers the rows first; None: it does not.
+    `leases`: descriptor of the socket by which rows are leased (`hs_client.leases`); None: all are this run's.
     """
 
     files: Sequence[Path]
@@ -73,6 +74,7 @@ class RunSettings:
     retry_rejected: bool = False
     summary_json: Path | None = None
     command: str = ""
+    leases: int | None = None
 
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """`info` with what decides about records: those made with other settings do not belong into one dataset."""

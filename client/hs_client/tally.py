@@ -6,15 +6,19 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hs_client.attempt import Verdict
 from hs_client.generate.counts import GenerationCounts
 from hs_client.prepare import Ask, Prepared
 from hs_formats.manifest import ManifestLine
 
-__all__ = ["SHOWN_PROBLEMS", "Reason", "Tally", "percentile", "reason_kind", "show_bytes", "show_seconds"]
+__all__ = ["SHOWN_PROBLEMS", "End", "Reason", "Tally", "percentile", "reason_kind", "show_bytes", "show_seconds"]
 
 SHOWN_PROBLEMS = 20
+
+End = Literal["done", "adopted", "failed", "rejected", "elsewhere"]
+"""How a sample ends in a run."""
 
 _LATENCIES = 2000
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9][0-9.,]*|\S+/\S+")
@@ -40,7 +44,8 @@ class Tally:
     that another client has got done with other content. `waited_s` is by what was waited for.
 
     `latencies_s` are those of the last of `answered` answers, in seconds. `on_failed` is told of every failed sample,
-    and of those that were rejected for their answers.
+    and of those that were rejected for their answers; `on_end` of the row number of every sample that ends, and how,
+    once the ledger has it.
     """
 
     total: int = 0
@@ -65,6 +70,7 @@ class Tally:
     problems: list[str] = field(default_factory=list)
     reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
     on_failed: Callable[[Prepared | Ask], object] | None = None
+    on_end: Callable[[int, End], object] | None = None
     generation: GenerationCounts = field(default_factory=GenerationCounts)
 
     @property
@@ -76,6 +82,18 @@ class Tally:
         """A sample is done, with the parts of `lines`."""
         self.add_record(sample.n, sample.spans, lines)
         self.adopted += adopted
+        self._ended(sample.number, "adopted" if adopted else "done")
+
+    def adopt(self, n: int, spans: Iterable[tuple[int, int]], lines: Iterable[ManifestLine], number: int = -1) -> None:
+        """A sample of this row is done, with a record that an earlier run had sent for, as `add_record` takes it."""
+        self.add_record(n, spans, lines)
+        self.adopted += 1
+        self._ended(number, "adopted")
+
+    def find_elsewhere(self, number: int) -> None:
+        """A sample of this row is done, by another client."""
+        self.elsewhere += 1
+        self._ended(number, "elsewhere")
 
     def answer(self, seconds: float) -> None:
         """A request was answered after `seconds`."""
@@ -91,6 +109,10 @@ class Tally:
             self.raw_bytes += line.raw_bytes
             self.stored_bytes += line.stored_bytes
 
+    def _ended(self, number: int, how: End) -> None:
+        if self.on_end is not None:
+            self.on_end(number, how)
+
     def fail(self, sample: Prepared | Ask, verdict: Verdict) -> None:
         """A sample has failed for this run."""
         self.failed += 1
@@ -98,20 +120,22 @@ class Tally:
         self._show(f"{sample.where}: failed ({verdict.kind}): {verdict.reason}")
         if self.on_failed is not None:
             self.on_failed(sample)
+        self._ended(sample.number, "failed")
 
     def reject_answer(self, sample: Ask, reason: str) -> None:
         """A sample can never be done for what the server has answered."""
         self.generation.rejected += 1
-        self.reject(sample.where, reason, planned=False)
+        self.reject(sample.where, reason, planned=False, number=sample.number)
         if self.on_failed is not None:
             self.on_failed(sample)
 
-    def reject(self, where: str, reason: str, *, planned: bool = True) -> None:
-        """A row can never be done; where not `planned` it was to be sent."""
+    def reject(self, where: str, reason: str, *, planned: bool = True, number: int = -1) -> None:
+        """A row, of this number, can never be done; where not `planned` it was to be sent."""
         self.rejected += 1
         self.refused += not planned
         self._note("rejected", reason_kind(reason), where, reason)
         self._show(f"{where}: rejected: {reason}")
+        self._ended(number, "rejected")
 
     def conflict(self, where: str, reason: str) -> None:
         """A record of this run is one of two with different contents."""

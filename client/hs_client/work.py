@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import anyio
@@ -36,8 +36,9 @@ class Item:
 @dataclass(slots=True)
 class WorkQueue:
     """First in, first out; what is sent again goes first, once its pause is over; what was put off goes last, when
-    nothing else is unsettled; of that no more than `put_off_tokens` is kept. Ends when the input has ended and every
-    item is settled. Of samples that were answered as many are kept as have `answered_tokens` together."""
+    nothing else is unsettled and the input has ended or pauses; of that no more than `put_off_tokens` is kept. Ends
+    when the input has ended and every item is settled. Of samples that were answered as many are kept as have
+    `answered_tokens` together."""
 
     capacity: int = 256
     put_off_tokens: int = 16 << 20
@@ -51,6 +52,7 @@ class WorkQueue:
     _answered_tokens: int = 0
     _serial: int = 0
     _input_ended: bool = False
+    _input_pauses: bool = False
     _closed: bool = False
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -102,6 +104,26 @@ class WorkQueue:
             self.unsettled -= 1
             self._change()
 
+    def unsent(self) -> list[int]:
+        """Row numbers of the items that wait to be handed out for the first time."""
+        return [item.sample.number for item in self._ready if not item.attempt and not item.settled]
+
+    def withdraw(self, numbers: Collection[int]) -> None:
+        """Forget the items of these rows that wait to be handed out for the first time."""
+        kept: deque[Item] = deque()
+        for item in self._ready:
+            if item.sample.number in numbers and not item.attempt and not item.settled:
+                self.unsettled -= 1
+            else:
+                kept.append(item)
+        self._ready = kept
+        self._change()
+
+    def pause_input(self, *, paused: bool) -> None:
+        """Nobody knows when the next `put` will follow; or it is about to."""
+        self._input_pauses = paused
+        self._change()
+
     def end_input(self) -> None:
         """No `put` will follow."""
         self._input_ended = True
@@ -128,9 +150,9 @@ class WorkQueue:
         return len(self._answered)
 
     @property
-    def input_ended(self) -> bool:
-        """Every item of the input was put."""
-        return self._input_ended
+    def input_rests(self) -> bool:
+        """Every item of the input was put, as far as is known now."""
+        return self._input_ended or self._input_pauses
 
     @property
     def finished(self) -> bool:
@@ -161,7 +183,7 @@ class WorkQueue:
             self._answered_tokens -= item.sample.n
             self._change()
             return item
-        if self._input_ended and self._put_off and len(self._put_off) >= self.unsettled:
+        if self.input_rests and self._put_off and len(self._put_off) >= self.unsettled:
             item = self._put_off.popleft()
             self._put_off_tokens -= item.sample.n
             return item

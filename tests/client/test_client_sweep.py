@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from hs_client.claim import hold_claim, lock_holder
 from hs_client.credits import CreditKeeper
-from hs_client.neighbours import overlapping_runs, shards_overlap
+from hs_client.neighbours import LEASED, overlapping_runs, shards_overlap
 from hs_client.sweep import RUN_KEPT_S, sweep
 from hs_formats import control as control_module
 from hs_formats.control import CLIENT_GRACE_S, STALE_S, ClientState, ControlFolder, RunState, now_s
@@ -114,14 +114,18 @@ def test_shards_overlap_when_a_sample_is_in_both(n: int, m: int, data: st.DataOb
 def test_only_living_clients_with_rows_in_common_are_named(control: ControlFolder) -> None:
     claims: list[int] = []
     shards = {"00000001": ("p", "0/2"), "00000002": ("p", "1/2"), "00000003": ("q", "0/1"), "00000004": ("p", "0/1")}
+    shards["00000005"] = ("r", LEASED)
     for run, (dataset, shard) in shards.items():
         control.register_run(RunState(run=run, dataset=dataset, pid=1, shard=shard))
         client(control, run, silent_s=0)
         if run != "00000004":
             claims.append(hold_claim(control, run))
     try:
-        for mine, expected in (((0, 1), ["00000001", "00000002"]), ((1, 2), ["00000002"]), ((2, 4), ["00000001"])):
+        both = ["00000001", "00000002"]
+        for mine, expected in (("0/1", both), ("1/2", ["00000002"]), ("2/4", ["00000001"]), (LEASED, both)):
             assert [found.run for found in overlapping_runs(control, "p", mine)] == expected
+        assert [found.run for found in overlapping_runs(control, "r", "3/4")] == ["00000005"]
+        assert overlapping_runs(control, "r", LEASED) == []
     finally:
         for claim in claims:
             os.close(claim)

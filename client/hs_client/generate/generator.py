@@ -21,6 +21,7 @@ from hs_client.backend import Backend
 from hs_client.endings import retry_pause_s
 from hs_client.errors import ServerDenies
 from hs_client.generate.answers import Answers
+from hs_client.generate.asks import AskQueue
 from hs_client.generate.judging import check_generated, judge, usable_again
 from hs_client.generate.options import GenerateOptions
 from hs_client.ledger_log import LedgerLog
@@ -67,6 +68,9 @@ class Generator:
         max_retries: further requests for an answer that the server gave up.
         train_last: only the last answer of a conversation is trained on.
         announce: says what is waited for.
+
+    Attributes:
+        asks: the samples that no worker has taken up yet.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Generator:
         self.workers = options.concurrency * len(servers.backends)
         self._working = self.workers
         self._all_done = anyio.Event()
-        self._asks_in, self._asks_out = anyio.create_memory_object_stream[Ask](self.workers)
+        self.asks = AskQueue(self.workers)
 
     @property
     def in_flight(self) -> int:
@@ -133,11 +137,11 @@ class Generator:
 
     async def put(self, ask: Ask) -> None:
         """Have a sample answered; waits while all workers are busy and as many samples wait."""
-        await self._asks_in.send(ask)
+        await self.asks.put(ask)
 
     async def finish(self) -> None:
         """Return when everything that was `put` is answered or given up; no `put` may follow."""
-        self._asks_in.close()
+        self.asks.end()
         await self._all_done.wait()
 
     async def work(self) -> None:
@@ -146,18 +150,12 @@ class Generator:
         Raises:
             HsError: nothing will be answered any more.
         """
-        async for ask in self._asks_out:
+        while (ask := await self.asks.get()) is not None:
             if not self._queue.closed:
                 await self._do(ask)
         self._working -= 1
         if not self._working:
-            self._asks_out.close()
             self._all_done.set()
-
-    def close(self) -> None:
-        """Close the streams, whatever the workers do."""
-        self._asks_in.close()
-        self._asks_out.close()
 
     async def _do(self, ask: Ask) -> None:
         try:
@@ -216,6 +214,7 @@ class Generator:
             ids_xxh3(ids.tolist()),
             ask.row.content,
             answers=tuple(ends),
+            number=ask.number,
         )
 
     async def _between(self, ask: Ask, turn: int, response: Response) -> list[int]:
