@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAKE_SGLANG", "HsServer", "free_port", "wait_for_line"]
+__all__ = ["FAKE_SGLANG", "HsServer", "free_port", "node_ports", "wait_for_line"]
 
 FAKE_SGLANG = Path(__file__).parent / "fake_sglang"
 
@@ -30,6 +30,16 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise RuntimeError("no free port from 21000 to 21999")
+
+
+def node_ports(nodes: int) -> str:
+    """A port that ends in ``{node}``, free for nodes 0 to `nodes` - 1, of which there are ten at most."""
+    while True:
+        tens = free_port() // 10
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for node in range(nodes):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", 10 * tens + node))
+            return f"{tens}{{node}}"
 
 
 @dataclass(slots=True)

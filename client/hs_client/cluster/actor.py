@@ -96,7 +96,7 @@ class NodeActor:
         try:
             if self._job.tidy:
                 return
-            self._put(Said(f"logs in {self._folder}"))
+            self._put(Said(f"process {os.getpid()}, logs in {self._folder}"))
             if self._job.version != hs_version():
                 raise OtherVersion(there=hs_version(), here=self._job.version)
             services.prepare()

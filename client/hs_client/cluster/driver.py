@@ -76,6 +76,7 @@ class Driver:
         view: where it is shown.
         patience: how long it waits for what.
         clock: monotonic seconds.
+        sleep: for so many of them.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class Driver:
         *,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._settings = settings
         self._fleet = fleet
         self._view = view
         self._patience = patience or Patience()
         self._clock = clock
+        self._sleep = sleep
         self._started_s = clock()
         self._holder = Holder(nodes=settings.nodes or 1)
         self._roster = Roster(settings.nodes)
@@ -143,7 +146,7 @@ class Driver:
 
     def _poll(self) -> None:
         if not self._members:
-            time.sleep(self._patience.step_s)
+            self._sleep(self._patience.step_s)
             return
         for actor, events in self._fleet.wait(self._patience.step_s):
             member = self._members.get(actor)
@@ -285,6 +288,7 @@ class Driver:
                 member.phase = "has its plan"
             case Ended():
                 member.progress = True
+                member.end.done += message.done
             case Over():
                 member.end.summary = message.summary
                 return  # `Finished` follows, once the client has ended

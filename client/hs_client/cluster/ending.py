@@ -17,12 +17,14 @@ __all__ = ["ClientEnd", "client_facts", "client_line", "total_tally"]
 class ClientEnd:
     """A client that has ended: on which node, how, and what it had said. A lost one has no `summary`.
 
+    `done` counts the samples of which the holder has heard that they are.
     `exit_code` is None where it was lost. `error` says why it ended before the rows did, or how it was lost.
     """
 
     node: str
     exit_code: int | None
     error: str = ""
+    done: int = 0
     hello: Hello | None = None
     state: State = field(default_factory=State)
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -78,12 +80,15 @@ def _add(tally: Tally, end: ClientEnd) -> None:
         known.count += each["count"]
 
 
+def _done(end: ClientEnd) -> int:
+    return end.summary["samples"]["done"] if end.summary else max(end.done, end.state.done)
+
+
 def client_line(end: ClientEnd) -> str:
     """What one client has done, and how it ended."""
     run = end.hello.run if end.hello is not None else ""
     found = end.summary
-    done = found["samples"]["done"] if found else end.state.done
-    words = [f"{done} done"]
+    words = [f"{_done(end)} done"]
     if found:
         words += [f"{found['samples'][name]} {name}" for name in ("failed", "rejected") if found["samples"][name]]
         seconds, tokens = found["seconds"], found["tokens"]
@@ -105,6 +110,6 @@ def client_facts(end: ClientEnd) -> dict[str, Any]:
         "run": end.hello.run if end.hello is not None else "",
         "exit_code": end.exit_code,
         "error": end.error,
-        "last_state": {"done": end.state.done, "failed": end.state.failed, "rejected": end.state.rejected},
+        "done": _done(end),
         "summary": dict(end.summary),
     }

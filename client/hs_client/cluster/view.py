@@ -61,9 +61,9 @@ def node_text(line: NodeLine) -> str:
 
 def total_text(line: TotalLine) -> str:
     """Counts, rate and time left."""
-    words = [f"{line.ended}/{line.total} samples"]
+    words = [f"{line.ended}/{line.total} samples"] if line.total else ["no client has its plan yet"]
     words += [f"{count} {name}" for count, name in ((line.failed, "failed"), (line.rejected, "rejected")) if count]
-    words.append(f"{line.tokens_per_s:,.0f} tokens/s")
+    words += [f"{line.tokens_per_s:,.0f} tokens/s"] * bool(line.total)
     if line.left_s is not None:
         words.append(f"{show_seconds(line.left_s)} left")
     words.append(f"{line.nodes} of {line.wanted} nodes send")
