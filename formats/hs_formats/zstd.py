@@ -1,17 +1,21 @@
-"""Every call of zstandard, in one place: whole files and planes to frames and back, nothing silently short.
+"""Every call of libzstd, in one place: whole files and planes to frames and back, nothing silently short.
 
 Frames carry their content size and a checksum. Decoding refuses a cut frame, a frame without size or checksum, a
 skippable frame, trailing bytes and a wrong size, which the library's own streaming readers let through.
 
 Planes are the byte planes of floats (see `hs_formats.planes`). Match finding does not help them, and costs most of the
-time: `huffman_frame` turns it all but off with public parameters, so what remains is zstd's Huffman coder. A plane
-that does not compress at all goes into a `RawFrame`, which is written in place and copied nowhere. Both are ordinary
-frames to any other decoder. Contexts are kept one for each thread.
+time: `huffman_frame` leaves it out, so what remains is zstd's Huffman coder. A plane that does not compress at all goes
+into a `RawFrame`, which is written in place and copied nowhere. Both are ordinary frames to any other decoder. Contexts
+are kept one for each thread.
+
+Two bindings of the same library: the one of Python's own standard library (of its backport, before Python 3.14) takes
+any parameter by number, which Huffman coding alone needs; zstandard decodes from and to any buffer.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,6 +24,11 @@ import xxhash
 import zstandard
 
 from hs_formats.errors import FormatError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as standard
+else:
+    from backports import zstd as standard
 
 __all__ = [
     "DEFAULT_LEVEL",
@@ -59,20 +68,28 @@ _RAW_HEADER = struct.Struct("<4sBI")
 _RAW_DESCRIPTOR = 0xA4
 
 
-class _Contexts(threading.local):
-    """What one thread needs: contexts of the library must not be shared, and making one costs more than a small plane.
+_LITERALS, _HUFFMAN_CODED = 1002, 1
+"""``ZSTD_c_literalCompressionMode`` and ``ZSTD_ps_enable``, in zstd.h among the experimental parameters."""
 
-    `huffman`: of the fast strategy's parameters these find the fewest matches. ``target_length`` must stay 0; anything
-    else, like a negative level, switches the Huffman coder off.
-    """
+_HUFFMAN_ALONE = {
+    standard.CompressionParameter.compression_level: 1,
+    standard.CompressionParameter.strategy: standard.Strategy.fast,
+    standard.CompressionParameter.window_log: 17,
+    standard.CompressionParameter.hash_log: 6,
+    standard.CompressionParameter.target_length: MAX_BLOCK_BYTES,
+    standard.CompressionParameter.content_size_flag: 1,
+    standard.CompressionParameter.checksum_flag: 1,
+    _LITERALS: _HUFFMAN_CODED,
+}
+"""The fast strategy steps by `target_length` from one search for a match to the next, here out of the block. It would
+also leave literals uncoded then, unless they are asked for."""
+
+
+class _Contexts(threading.local):
+    """What one thread needs: contexts must not be shared, and making one costs more than a small plane."""
 
     def __init__(self) -> None:
-        self.huffman = zstandard.ZstdCompressor(
-            compression_params=zstandard.ZstdCompressionParameters(
-                compression_level=1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=17,
-                target_length=0, write_checksum=True, write_content_size=True,
-            )
-        )  # fmt: skip
+        self.huffman = standard.ZstdCompressor(options=_HUFFMAN_ALONE)
         self.plain = zstandard.ZstdCompressor(compression_params=_parameters(DEFAULT_LEVEL))
         self.decompressor = zstandard.ZstdDecompressor()
 
@@ -181,8 +198,8 @@ def _checked_size(data: Buffer) -> int:
 
 
 def huffman_frame(plane: Buffer) -> bytes:
-    """A frame of one plane, Huffman coded almost without a search for matches."""
-    return _contexts.huffman.compress(plane)
+    """A frame of one plane, Huffman coded without a search for matches."""
+    return _contexts.huffman.compress(plane, standard.ZstdCompressor.FLUSH_FRAME)
 
 
 def compressed_frame(content: Buffer) -> bytes:

@@ -64,9 +64,11 @@ def test_the_stored_part(suffix: str) -> None:
     inspect_part(io.BytesIO(read_stored(stored)), NAME)
 
 
+@pytest.mark.parametrize("folder", [GOLDEN, GOLDEN / "earlier"], ids=["today", "earlier"])
 @pytest.mark.parametrize("codec", ["default", "fast"])
-def test_stored_floats(codec: str) -> None:
-    data = (GOLDEN / f"floats.{codec}.hsz").read_bytes()
+def test_stored_floats(folder: Path, codec: str) -> None:
+    """Earlier writers searched planes for matches."""
+    data = (folder / f"floats.{codec}.hsz").read_bytes()
     assert unhsz(data) == FLOATS
     opened = HszFile.of_bytes(data)
     assert b"".join(opened.blocks()) == FLOATS

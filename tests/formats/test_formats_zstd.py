@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
@@ -15,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from hs_formats.codec_names import CODEC_NAMES, DEFAULT_CODEC
 from hs_formats.errors import FormatError
 from hs_formats.stored import CODECS, codec_of, read_stored, stored_codec
-from hs_formats.zstd import compress_blocks, decompress, decompress_blocks
+from hs_formats.zstd import MAX_BLOCK_BYTES, compress_blocks, decompress, decompress_blocks, huffman_frame
 
 CONTENT = b"".join(struct.pack("<II", value, value % 7) for value in range(4000))
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"skip"
@@ -124,6 +125,23 @@ def test_noise(data: bytes, framed: bool) -> None:
 def test_the_announced_size_must_come(size: int) -> None:
     with pytest.raises(FormatError, match="announced"):
         list(compress_blocks([b"x" * 60, b"x" * 40], size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 3 * MAX_BLOCK_BYTES), st.integers(1, 255), st.integers(0, 1000))
+def test_a_plane_comes_back_from_its_frame(size: int, values: int, seed: int) -> None:
+    plane = np.random.default_rng(seed).binomial(values, 0.5, size).astype(np.uint8).data
+    frame = huffman_frame(plane)
+    assert zstandard.ZstdDecompressor().decompress(frame) == plane
+    parameters = zstandard.get_frame_parameters(frame)
+    assert (parameters.content_size, parameters.has_checksum) == (size, True)
+
+
+def test_a_plane_is_huffman_coded_and_not_searched_for_matches() -> None:
+    """Bytes of 4 bits of entropy, a hundred times the same thousand, take 4 bits each: no more and no less."""
+    plane = np.tile(np.random.default_rng(0).integers(0, 16, 1000, np.uint8), 100)
+    assert len(huffman_frame(plane.data)) == pytest.approx(len(plane) / 2, rel=0.01)
+    assert len(zstandard.ZstdCompressor(level=1).compress(plane.data)) < len(plane) / 20  # who looks finds the copies
 
 
 def test_many_threads_at_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"hs_formats": "formats", "hs_server": "server_launch", "hs_mover": "mover", "hs_client": "client"}
 FOREIGN = {
-    "hs_formats": {"msgspec", "numpy", "obstore", "torch", "xxhash", "zstandard"},
+    "hs_formats": {"backports", "compression", "msgspec", "numpy", "obstore", "torch", "xxhash", "zstandard"},
     "hs_server": {"numpy", "sglang", "torch"},
     "hs_mover": {"click", "msgspec", "numpy", "prometheus_client", "tqdm", "watchdog", "xxhash"},
     "hs_client": {
