@@ -1,8 +1,8 @@
-"""On a machine with a GPU: prefill graphs that swallow what source mode captures do not go unnoticed.
+"""On a machine with a GPU: source mode does not run with prefill graphs, however they were turned on.
 
 The launcher refuses to turn them on. Here SGLang is started beside it, patched and armed, with its prefill graphs as
-they come by default; then the doctor has to see that states are missing. While it runs, a launch has to say who has
-the GPU.
+they come by default: the capture must refuse to start. Where its check is taken out, the doctor has to find them on the
+running server. While that runs, a launch has to say who has the GPU.
 
     PYTHONPATH=.:tests/support python -m pytest -c /dev/null --rootdir . -s tests/gpu
 
@@ -12,6 +12,7 @@ The model is a config of DeepSeek-V2-Lite with drawn weights. Nothing but SGLang
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,16 +45,21 @@ DUMMY = (
     *("--load-format", "dummy", "--skip-tokenizer-init"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
 )
+FAULTS = Path(__file__).parents[1] / "support" / "capture_faults"
 START_S = 400
 
 
 @dataclass(frozen=True)
 class Patched:
-    """A patched view of SGLang, and the server that runs from it with its prefill graphs on."""
+    """A patched view of SGLang."""
 
     environment: dict[str, str]
-    scratch: Path
-    log: Path
+    work: Path
+
+    @property
+    def scratch(self) -> Path:
+        """Of the servers here."""
+        return Path(f"/dev/shm/hs-forced-{os.getpid()}")
 
     def hs_server(self, *arguments: str) -> tuple[int, str]:
         """Exit code and all output of `hs-server`; also shown with ``pytest -s``."""
@@ -67,26 +74,33 @@ class Patched:
         print(f"\n$ hs-server {' '.join(arguments)}\n{done.stdout}{done.stderr}exit code {done.returncode}")
         return done.returncode, done.stdout + done.stderr
 
+    @contextmanager
+    def sglang(self, log: Path, *, fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
+        """SGLang started beside the launcher, armed for source mode, its prefill graphs as they are by default."""
+        environment = {**self.environment, env.DUMP_DIR: str(self.scratch), env.MODE: "source", env.NONCE: "f0" * 8}
+        if fault:
+            environment["HS_TEST_FAULT"] = str(self.work / "fault")
+            environment["PYTHONPATH"] = f"{FAULTS}{os.pathsep}{environment['PYTHONPATH']}"
+            (self.work / "fault").write_text(fault)
+        argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", MODEL, "--port", str(PORT), *DUMMY]
+        argv += ["--disable-radix-cache", "--cuda-graph-max-bs-decode", "8", "--cuda-graph-max-bs-prefill", "512"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(argv, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
 
 @pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patched]:
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Patched:
     work = tmp_path_factory.mktemp("forced")
-    scratch, log = Path(f"/dev/shm/hs-forced-{os.getpid()}"), work / "sglang.log"
     environment = {**os.environ, **patched_environment(work), "HS_STATE_DIR": str(work / "state"), REALISTIC: "1"}
     environment["PYTHONPATH"] = server_path(work / "path", environment)
-    server = Patched(environment, scratch, log)
-    armed = {**environment, env.DUMP_DIR: str(scratch), env.MODE: "source", env.NONCE: "f0" * 8}
-    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", MODEL, "--port", str(PORT), *DUMMY]
-    argv += ["--disable-radix-cache", "--cuda-graph-max-bs-decode", "8"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, env=armed, stdout=output, stderr=output, start_new_session=True)
-    try:
-        wait_until_healthy(process, log)
-        yield server
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        subprocess.run(["rm", "-rf", str(scratch)], check=True)
+    return Patched(environment, work)
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -112,16 +126,29 @@ def test_the_launcher_refuses_prefill_graphs_in_source_mode(patched: Patched) ->
     assert "may turn prefill graphs on, and source mode needs them off" in said
 
 
-def test_the_doctor_sees_that_prefill_graphs_swallow_the_capture(patched: Patched) -> None:
-    code, said = patched.hs_server("doctor", "--server", URL, "--dump-dir", str(patched.scratch))
-    assert code == 3
-    assert "silent hook" in said
-    assert "turn prefill graphs off" in said
-    assert "Traceback" not in said
+def test_the_capture_refuses_to_start_with_prefill_graphs(patched: Patched) -> None:
+    log = patched.work / "refused.log"
+    with patched.sglang(log) as process:
+        with suppress(subprocess.TimeoutExpired):  # SGLang's first process may outlive its scheduler for a while
+            process.wait(60)
+        said = log.read_text(errors="replace")
+    (line,) = {line.partition("CaptureRefused: ")[2] for line in said.splitlines() if "CaptureRefused: " in line}
+    print(f"\nSGLang's log: {line}")
+    assert line.startswith("cuda_graph_config.prefill.backend=tc_piecewise: source mode was proved right with every")
+    assert "--disable-prefill-cuda-graph" in line
 
 
-def test_a_gpu_that_is_taken_is_named_with_its_holder(patched: Patched) -> None:
-    code, said = patched.hs_server(*launch(PORT + 2))
-    assert code == 3
-    assert "GPU 0" in said
-    assert "--share-gpus" in said
+def test_the_doctor_finds_prefill_graphs_and_a_gpu_that_is_taken_is_named_with_its_holder(patched: Patched) -> None:
+    log = patched.work / "unchecked.log"
+    with patched.sglang(log, fault="unchecked settings") as process:
+        wait_until_healthy(process, log)
+        code, said = patched.hs_server("doctor", "--server", URL, "--dump-dir", str(patched.scratch))
+        assert code == 3
+        assert "cuda_graph_config.prefill.backend=tc_piecewise: source mode was proved right" in said
+        assert "Traceback" not in said
+
+        code, said = patched.hs_server(*launch(PORT + 2))
+        assert code == 3
+        assert "GPU 0" in said
+        assert "by pid " in said
+        assert "--share-gpus" in said

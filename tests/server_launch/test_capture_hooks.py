@@ -12,8 +12,9 @@ import pytest
 
 from hs_server import env
 from hs_server.capture.errors import CaptureRefused
-from hs_server.capture.guards import GUARDS, check_settings, unsafe_settings
+from hs_server.capture.guards import GUARDS, check_settings, prefill_graphs, unsafe_settings
 from hs_server.capture.hooks import Hooks
+from hs_server.capture.mode import PLUGIN, SOURCE
 from hs_server.capture.settings import CaptureSettings
 
 # What makes each guard refuse.
@@ -142,8 +143,8 @@ def test_no_batch_and_no_session_pass_through(tmp_path: Any) -> None:
 
 
 def test_safe_settings_pass_and_unknown_arguments_are_not_missed() -> None:
-    check_settings(SimpleNamespace(**SAFE))
-    check_settings(SimpleNamespace(disable_radix_cache=True))
+    check_settings(SimpleNamespace(**SAFE), mode=PLUGIN)
+    check_settings(SimpleNamespace(disable_radix_cache=True), mode=SOURCE)
 
 
 def test_every_guard_is_in_the_table() -> None:
@@ -154,10 +155,11 @@ def test_every_guard_is_in_the_table() -> None:
 def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
     bad = UNSAFE[guard.argument]
     with pytest.raises(CaptureRefused) as refused:
-        check_settings(SimpleNamespace(**{**SAFE, guard.argument: bad}))
+        check_settings(SimpleNamespace(**{**SAFE, guard.argument: bad}), mode=PLUGIN)
     assert str(refused.value).endswith(f"{guard.argument}={bad}: {guard.reason}; {guard.remedy}")
     # The same table for a running server, as its /server_info tells.
-    (unsafe,) = unsafe_settings(json.loads(json.dumps({**SAFE, guard.argument: bad, "version": "0.5.20"})))
+    info = json.loads(json.dumps({**SAFE, guard.argument: bad, "version": "0.5.20"}))
+    (unsafe,) = unsafe_settings(info, mode=PLUGIN)
     assert (unsafe.argument, unsafe.value, unsafe.reason, unsafe.remedy) == (
         guard.argument,
         bad,
@@ -167,9 +169,49 @@ def test_each_guard_refuses_with_reason_and_remedy(guard: Any) -> None:
 
 
 def test_all_unsafe_settings_of_a_running_server_are_named_at_once() -> None:
-    assert [unsafe.argument for unsafe in unsafe_settings(UNSAFE)] == list(UNSAFE)
-    assert unsafe_settings({"preferred_sampling_params": '{"n": 4}'})
-    assert not unsafe_settings({"preferred_sampling_params": "{"})
+    assert [unsafe.argument for unsafe in unsafe_settings(UNSAFE, mode=PLUGIN)] == list(UNSAFE)
+    assert unsafe_settings({"preferred_sampling_params": '{"n": 4}'}, mode=PLUGIN)
+    assert not unsafe_settings({"preferred_sampling_params": "{"}, mode=PLUGIN)
+
+
+def graphs(backend: str | None) -> dict[str, Any]:
+    return {"cuda_graph_config": {"decode": {"backend": "full"}, "prefill": {"backend": backend}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (graphs("tc_piecewise"), ("cuda_graph_config.prefill.backend", "tc_piecewise")),
+        (graphs("breakable"), ("cuda_graph_config.prefill.backend", "breakable")),
+        (graphs(None), ("cuda_graph_config.prefill.backend", "the default")),
+        # 0.5.14 keeps the older argument beside the newer one, which decides.
+        (graphs("full") | {"disable_piecewise_cuda_graph": True}, ("cuda_graph_config.prefill.backend", "full")),
+        (graphs("disabled") | {"disable_piecewise_cuda_graph": False}, None),
+        (graphs("tc_piecewise") | {"device": "cpu"}, None),
+        ({"disable_piecewise_cuda_graph": False}, ("disable_piecewise_cuda_graph", False)),
+        ({"disable_piecewise_cuda_graph": True}, None),
+        ({"enable_piecewise_cuda_graph": True}, ("enable_piecewise_cuda_graph", True)),
+        ({"enable_piecewise_cuda_graph": False, "disable_cuda_graph": True}, None),
+        ({}, None),
+    ],
+)
+def test_prefill_graphs_are_refused_in_source_mode_alone(
+    settings: dict[str, Any], found: tuple[str, Any] | None
+) -> None:
+    assert prefill_graphs(settings) == found
+    assert not unsafe_settings(settings, mode=PLUGIN)
+    assert [(unsafe.argument, unsafe.value) for unsafe in unsafe_settings(settings, mode=SOURCE)] == [found] * bool(
+        found
+    )
+    own = {name: SimpleNamespace(prefill=SimpleNamespace(**value["prefill"])) if isinstance(value, dict) else value
+           for name, value in settings.items()}  # fmt: skip
+    check_settings(SimpleNamespace(**own), mode=PLUGIN)
+    if found is None:
+        check_settings(SimpleNamespace(**own), mode=SOURCE)
+        return
+    with pytest.raises(CaptureRefused, match="source mode was proved right with every prefill graph off") as refused:
+        check_settings(SimpleNamespace(**own), mode=SOURCE)
+    assert "--disable-prefill-cuda-graph" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,17 @@ def test_unsafe_settings_of_a_running_server_are_found_before_anything_is_sent(t
     assert server.requests == []
 
 
+def test_prefill_graphs_of_a_running_server_are_found_in_source_mode(tmp_path: Path) -> None:
+    with canary_serving(tmp_path, ranks=1) as server:
+        server.held.pop().release()
+        server.held.append(ControlFolder(tmp_path).hold_marker(server.marker(0, capture_mode="source")))
+        server.info = {"cuda_graph_config": {"prefill": {"backend": "breakable"}}}
+        text = diagnosis(server)
+    assert "cuda_graph_config.prefill.backend=breakable: source mode was proved right" in text
+    assert "--disable-prefill-cuda-graph" in text
+    assert server.requests == []
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hs_server.capture.errors import CaptureRefused
+from hs_server.capture.mode import SOURCE
 
-__all__ = ["GUARDS", "Guard", "Unsafe", "check_settings", "unsafe_settings"]
+__all__ = ["GUARDS", "Guard", "Unsafe", "check_settings", "prefill_graphs", "unsafe_settings"]
+
+_GRAPH_ARGUMENTS = ("device", "cuda_graph_config", "disable_piecewise_cuda_graph", "enable_piecewise_cuda_graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,26 +142,60 @@ GUARDS: tuple[Guard, ...] = (
 )
 
 
-def unsafe_settings(settings: Mapping[str, Any]) -> list[Unsafe]:
-    """Which of `GUARDS` speak against `settings`; an argument that is not there is not in use.
+def prefill_graphs(settings: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The argument, and its value, by which prefill runs from graphs; None where it does not.
+
+    From SGLang 0.5.14 on there is a backend for each phase (``srt/model_executor/cuda_graph_config.py``); from 0.5.10
+    on prefill graphs were there unless turned off, before that unless turned on.
+    """
+    if settings.get("device") == "cpu":
+        return None
+    config = settings.get("cuda_graph_config")
+    if config is not None:
+        phase = _get(config, "prefill")
+        backend = _get(phase, "backend") or "the default"
+        return None if backend == "disabled" else ("cuda_graph_config.prefill.backend", backend)
+    if "disable_piecewise_cuda_graph" in settings:
+        return None if settings["disable_piecewise_cuda_graph"] else ("disable_piecewise_cuda_graph", False)
+    return ("enable_piecewise_cuda_graph", True) if settings.get("enable_piecewise_cuda_graph") else None
+
+
+def _get(owner: Any, name: str) -> Any:
+    return owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
+
+
+def unsafe_settings(settings: Mapping[str, Any], *, mode: str) -> list[Unsafe]:
+    """Which of `GUARDS`, and in source mode which prefill graphs, speak against `settings`.
 
     Args:
-        settings: SGLang's resolved arguments by name, as ``/server_info`` gives them.
+        settings: SGLang's resolved arguments by name, as ``/server_info`` gives them; one that is not there is not in
+            use.
+        mode: of the capture.
     """
     found: list[Unsafe] = []
     for guard in GUARDS:
         value = settings.get(guard.argument, _ABSENT)
         if value is not _ABSENT and guard.bad(value):
             found.append(Unsafe(guard.argument, value, guard.reason, guard.remedy))
+    if mode == SOURCE and (graphs := prefill_graphs(settings)) is not None:
+        found.append(
+            Unsafe(
+                *graphs,
+                "source mode was proved right with every prefill graph off, and only so",
+                "launch with --disable-prefill-cuda-graph (before SGLang 0.5.14 --disable-piecewise-cuda-graph), or"
+                " with --capture-mode plugin",
+            )
+        )
     return found
 
 
-def check_settings(server_args: Any) -> None:
-    """Compare SGLang's resolved arguments with `GUARDS`.
+def check_settings(server_args: Any, *, mode: str) -> None:
+    """Compare SGLang's resolved arguments with what `unsafe_settings` knows.
 
     Raises:
         CaptureRefused: names the first setting that is unsafe, why, and the remedy.
     """
-    names = [guard.argument for guard in GUARDS if hasattr(server_args, guard.argument)]
-    for unsafe in unsafe_settings({name: getattr(server_args, name) for name in names}):
+    names = [*(guard.argument for guard in GUARDS), *_GRAPH_ARGUMENTS]
+    settings = {name: getattr(server_args, name) for name in names if hasattr(server_args, name)}
+    for unsafe in unsafe_settings(settings, mode=mode):
         raise CaptureRefused(f"{unsafe.argument}={unsafe.value}: {unsafe.reason}; {unsafe.remedy}")

@@ -59,8 +59,9 @@ def start_capture(
         CaptureRefused: states would be wrong or missing; says why and what to do.
     """
     model = runner.model if model is None else model
-    check_settings(runner.server_args)
-    meta, marker, table = _describe(runner, settings, way or Way())
+    way = way or Way()
+    check_settings(runner.server_args, mode=way.mode)
+    meta, marker, table = _describe(runner, settings, way)
     check_reduction(model, runner.server_args, tp_size=meta.tp_size, sglang_version=meta.sglang_version)
     control = ControlFolder(settings.dump_dir)
     try:

@@ -131,7 +131,7 @@ def _settings(wire: Wire, target: Target, marker: Marker) -> tuple[int, list[str
         if not str(error).startswith("HTTP 4"):
             raise ServerLost(f"no server answers at {target.url} ({error})\n  hs-server status") from None
         return longest, [f"SGLang's settings: {error}"]
-    unsafe = unsafe_settings(info)
+    unsafe = unsafe_settings(info, mode=marker.capture_mode)
     _refuse(target.url, [Finding(f"{u.argument}={u.value}: {u.reason}", u.remedy) for u in unsafe])
     limit = info.get("max_req_input_len")
     return (min(longest, limit - 1) if isinstance(limit, int) else longest), []

@@ -1,7 +1,7 @@
 """A SGLang plugin for tests: breaks the capture in one of the ways that `hs-server doctor` must find.
 
 Put this folder on the PYTHONPATH of a server and name a file in ``HS_TEST_FAULT``; whatever fault that file holds is in
-force, so that one server serves all of them. ``radix cache`` counts at start only.
+force, so that one server serves all of them. ``radix cache`` and ``unchecked settings`` count at start only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def install() -> None:
     if _fault() == "radix cache":
         _allow_radix_cache()
     start: Any = importlib.import_module("hs_server.capture.start")
+    if _fault() in ("radix cache", "unchecked settings"):
+        start.check_settings = lambda server_args, *, mode: None
     session: Any = importlib.import_module("hs_server.capture.session").CaptureSession
     arm_model = start.arm_model
 
@@ -44,8 +46,6 @@ def _allow_radix_cache() -> None:
     """SGLang loads plugins before it reads its command line."""
     if "--disable-radix-cache" in sys.argv:
         sys.argv.remove("--disable-radix-cache")
-    start: Any = importlib.import_module("hs_server.capture.start")
-    start.check_settings = lambda server_args: None
 
 
 def _plan(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
