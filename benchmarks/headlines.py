@@ -51,6 +51,17 @@ def _throughput(record: Record) -> Claims:
     yield "speed of decoding for others ÷ without the plugin", _interval(record["decode_ratio"]), where
 
 
+def _onpolicy(record: Record) -> Claims:
+    given, found = record["parameters"], record["ratios"]
+    if record["label"] not in _MODELS or not {"armed", "one", "two"} <= found.keys():
+        return
+    shape = f"{given['prompt_tokens']} + {given['new_tokens']} tokens, {given['in_flight']} in flight"
+    where = f"{_gpus(record)}, SGLang {record['versions']['sglang']}, {_MODELS[record['label']]}, {shape}"
+    yield "speed of decoding many answers with capture armed ÷ without the plugin", _interval(found["armed"]), where
+    yield "the same while `--generate` captures them, by a second prefill", _interval(found["one"]), where
+    yield "prompts to dataset: time with a second server ÷ with one", _interval(found["two"]), where
+
+
 def _equality(record: Record) -> Claims:
     for compared in record["comparisons"]:
         if compared["arm"] == "all" and str(compared["what"]).startswith("rank"):
@@ -109,6 +120,7 @@ def _soak(record: Record) -> Claims:
 
 _CASES: Mapping[str, Callable[[Record], Claims]] = {
     "throughput": _throughput,
+    "onpolicy": _onpolicy,
     "equality": _equality,
     "stall": _stall,
     "codec": _codec,
