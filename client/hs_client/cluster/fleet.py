@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ __all__ = ["Fleet", "Lost", "RayFleet", "RayNode"]
 
 _POLL_S = 5.0
 _CALLS_AT_ONCE = 8
+_KNOCK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class RayFleet:
         self._handles: dict[int, _Handle] = {}
         self._next = 0
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _knock(address)
         try:
             # The actors' output stays in Ray's logs: what matters of it is said by events.
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -201,6 +204,21 @@ class RayFleet:
     def close(self) -> None:
         """Ray ends all actors that are left."""
         self._ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See that somebody listens there: Ray would try for minutes.
+
+    Raises:
+        NoCluster: nobody does.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        raise NoCluster(address=address, reason=getattr(error, "strerror", None) or error) from None
 
 
 def _name(node: dict[str, Any]) -> str:

@@ -106,7 +106,7 @@ def split_arguments(option: str, text: str | None) -> tuple[str, ...] | None:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"{option}: {str(error).lower()}") from None
+        raise UsageError(f"{option}: its quotes do not match ({str(error).lower()})") from None
     cut = words.index("--") if "--" in words else len(words)
     for word in words[:cut]:
         name = word.partition("=")[0]
