@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import anyio
@@ -141,6 +141,7 @@ class Runner:
         self._sender = Sender(ledger, tally, endings, servers, announce=self._announce)
         self._rows = 0
         self._starving = False
+        self._in_hand: deque[Prepared | Ask] = deque()
         self._tokenizing = anyio.Lock()
         self._looking = anyio.Lock()
         self._generator: Generator | None = None
@@ -201,12 +202,14 @@ class Runner:
     def unsent(self) -> Counter[int]:
         """Row numbers of samples that wait to be sent for the first time, with how many samples each."""
         found = Counter(self._queue.unsent())
+        found.update(sample.number for sample in self._in_hand)
         if self._generator is not None:
             found.update(ask.number for ask in self._generator.asks)
         return found
 
     def withdraw(self, numbers: Collection[int]) -> None:
         """Forget all unsent samples of these rows."""
+        self._in_hand = deque(sample for sample in self._in_hand if sample.number not in numbers)
         self._queue.withdraw(numbers)
         if self._generator is not None:
             self._generator.asks.withdraw(numbers)
@@ -346,10 +349,23 @@ class Runner:
         return kept
 
     async def _send_or_ask(self, samples: Sequence[Prepared | Ask]) -> None:
-        for sample in samples:
-            if isinstance(sample, Ask) and self._generator is not None:
-                await self._generator.put(sample)
-        await self._queue.put(Item(sample, self._next_row()) for sample in samples if not isinstance(sample, Ask))
+        """Hand samples on, those to be answered first; returns when there was room for all that are not withdrawn."""
+        self._in_hand.extend(sorted(samples, key=lambda sample: not isinstance(sample, Ask)))
+        while self._in_hand:
+            sample = self._in_hand[0]
+            if isinstance(sample, Ask):
+                if self._generator is None:
+                    raise AssertionError("nothing is to be answered")
+                if self._generator.asks.has_room:
+                    self._generator.asks.put(sample)
+                    self._in_hand.popleft()
+                else:
+                    await self._generator.asks.changed()
+            elif self._queue.has_room:
+                self._in_hand.popleft()
+                await self._queue.put([Item(sample, self._next_row())])
+            else:
+                await self._queue.changed()
 
     def _next_row(self) -> int:
         row = self._rows

@@ -60,10 +60,19 @@ class WorkQueue:
         self._changed.set()
         self._changed = anyio.Event()
 
+    @property
+    def has_room(self) -> bool:
+        """It is not full, or nothing of it is handed out any more."""
+        return len(self._ready) < self.capacity or self._closed
+
+    async def changed(self) -> None:
+        """Return when something has been added or taken out."""
+        await self._changed.wait()
+
     async def put(self, items: Iterable[Item]) -> None:
         """Add items; waits while the queue is full."""
         for item in items:
-            while len(self._ready) >= self.capacity and not self._closed:
+            while not self.has_room:
                 await self._changed.wait()
             self.unsettled += 1
             self._ready.append(item)

@@ -1,17 +1,21 @@
-"""Two real servers, each with a scratch and a mover of its own, one dataset; one of them is killed for good."""
+"""Two real servers, each with a scratch and a mover of its own, one dataset. First a client for each, on leased rows, of
+which one is killed; then one client for both, and one of the servers is killed for good."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from chain import Server, launch_server, running_mover, start_client, wait_until
+from chain import Server, client_argv, launch_server, running_mover, start_client, wait_until
 from checker import Reference, check_dataset
+from hs_client.leases.protocol import Ended
+from lease_holder import holding
 from prompt_files import mixed_rows, write_rows
 from small_tmpfs import small_tmpfs
 from tiny_models import tiny_model
@@ -22,15 +26,14 @@ BOUNDARIES = (1, 4, 7)
 SAMPLES = 150
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Server]]:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """Started at the same time, since each waits more than it works."""
     with contextlib.ExitStack() as stack:
-        folders = [tmp_path / name for name in ("one", "two")]
-        scratches: list[Path] = []
-        for folder in folders:
-            folder.mkdir()
-            scratches.append(stack.enter_context(small_tmpfs(folder / "scratch", options="size=256m,mode=0700")))
+        folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+        scratches = [
+            stack.enter_context(small_tmpfs(folder / "scratch", options="size=256m,mode=0700")) for folder in folders
+        ]
         model = tiny_model("tiny-llama")
 
         def launch(scratch: Path, folder: Path) -> Server:
@@ -42,6 +45,35 @@ def pair(tmp_path: Path) -> Iterator[list[Server]]:
         with ThreadPoolExecutor() as pool:
             servers = list(pool.map(launch, scratches, folders))
         yield servers
+
+
+def test_leased_rows_of_a_killed_client_go_to_the_other(
+    pair: list[Server], references: Callable[..., Reference], destination: Path, tmp_path: Path
+) -> None:
+    reference = references("tiny-llama", BOUNDARIES)
+    rows = [{"id": row["id"], "input_ids": list(reference.ids(row))} for row in mixed_rows(SAMPLES, seed=8)]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    before = [server.answered() for server in pair]
+    with (
+        running_mover(pair[0].scratch, destination, tmp_path / "one"),
+        running_mover(pair[1].scratch, destination, tmp_path / "two"),
+        holding(tmp_path) as holder,
+    ):
+        stays, dies = (
+            holder.start(name, client_argv(prompts, server, "--concurrency", "4"))
+            for name, server in zip(("stays", "dies"), pair, strict=True)
+        )
+        holder.wait_until(lambda: stays.of(Ended) and len(dies.of(Ended)) >= 2, timeout_s=120)
+        dies.process.kill()
+        assert holder.wait(240) == [0, -signal.SIGKILL], stays.text
+        assert holder.holder.finished
+        wait_until(lambda: not pair[1].parts(), timeout_s=30, what="the parts of the killed client to be moved")
+    check_dataset(destination / "prompts", prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES)
+    totals = holder.holder.totals
+    assert totals.done + totals.elsewhere == SAMPLES
+    assert totals.done >= SAMPLES - 8
+    # Nothing was asked for again but what the killed client had in flight.
+    assert sum(server.answered() for server in pair) - sum(before) <= SAMPLES + 8
 
 
 def test_one_of_two_servers_is_killed_for_good(

@@ -23,6 +23,7 @@ __all__ = [
     "MoverProcess",
     "Server",
     "ServerFactory",
+    "client_argv",
     "command",
     "launch_server",
     "run_client",

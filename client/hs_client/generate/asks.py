@@ -13,7 +13,7 @@ __all__ = ["AskQueue"]
 
 
 class AskQueue:
-    """`put` waits while `capacity` samples wait; `get` waits for one. Ends when `end` was called and none is left."""
+    """Holds up to `capacity` samples; `get` waits for one. Ends when `end` was called and none is left."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -34,10 +34,17 @@ class AskQueue:
         """Somebody waits for a sample."""
         return self._getting > 0 and not self._asks
 
-    async def put(self, ask: Ask) -> None:
-        """Add one."""
-        while len(self._asks) >= self._capacity:
-            await self._changed.wait()
+    @property
+    def has_room(self) -> bool:
+        """It is not full."""
+        return len(self._asks) < self._capacity
+
+    async def changed(self) -> None:
+        """Return when something has been added or taken out."""
+        await self._changed.wait()
+
+    def put(self, ask: Ask) -> None:
+        """Add one; there must be room."""
         self._asks.append(ask)
         self._change()
 

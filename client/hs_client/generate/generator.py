@@ -70,7 +70,7 @@ class Generator:
         announce: says what is waited for.
 
     Attributes:
-        asks: the samples that no worker has taken up yet.
+        asks: samples to be answered, which wait for a worker.
     """
 
     def __init__(
@@ -135,12 +135,8 @@ class Generator:
         """A server has become ready, or was dropped."""
         self._news.set()
 
-    async def put(self, ask: Ask) -> None:
-        """Have a sample answered; waits while all workers are busy and as many samples wait."""
-        await self.asks.put(ask)
-
     async def finish(self) -> None:
-        """Return when everything that was `put` is answered or given up; no `put` may follow."""
+        """Return when all `asks` are answered or given up; none may follow."""
         self.asks.end()
         await self._all_done.wait()
 

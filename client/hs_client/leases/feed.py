@@ -41,7 +41,8 @@ class Feed:
 
     def __init__(self) -> None:
         self._unread = Ranges()
-        self._piece: Range = (0, 0)
+        self._piece = Ranges()
+        self._last = -1
         self._rows: dict[int, _Row] = {}
         self._ended = Ranges()
         self._ends: dict[int, Counter[End]] = {}
@@ -54,7 +55,7 @@ class Feed:
     @property
     def quiet(self) -> bool:
         """Nothing that is held is still to end."""
-        return not self._unread and not self._rows and self._piece[0] == self._piece[1]
+        return not self._unread and not self._rows and not self._piece
 
     @property
     def untold(self) -> bool:
@@ -67,7 +68,7 @@ class Feed:
         Raises:
             ValueError: some of them are held already.
         """
-        held = Ranges([*self._unread, *self._ended, self._piece, *((number, number + 1) for number in self._rows)])
+        held = Ranges([*self._unread, *self._ended, *self._piece, *((number, number + 1) for number in self._rows)])
         before = held.rows
         held.add(start, stop)
         if held.rows != before + stop - start:
@@ -80,42 +81,45 @@ class Feed:
         The piece that was taken up before must be `through`.
         """
         first = next(iter(self._unread), None)
-        if first is not None:
-            self._piece = (first[0], reach(*first))
-            self._unread.remove(*self._piece)
-            return self._piece
-        return None
+        if first is None:
+            return None
+        start, stop = first[0], reach(*first)
+        self._unread.remove(start, stop)
+        self._piece.add(start, stop)
+        self._last = -1
+        return start, stop
 
     def took(self, numbers: Iterable[int]) -> None:
-        """Samples of rows of the piece were read, given by their row numbers."""
+        """Samples of rows of the piece were read, given by their row numbers, in ascending order."""
         for number in numbers:
             self._rows.setdefault(number, _Row()).open += 1
+            self._last = number
 
     def through(self) -> None:
         """All samples of the piece were read."""
-        start, stop = self._piece
-        self._piece = (stop, stop)
-        on_their_way = [number for number in self._rows if start <= number < stop]
-        for number in on_their_way:
-            self._ended.add(start, number)
-            start = number + 1
-            if not self._rows[number].open:
-                self._end(number)
-        self._ended.add(start, stop)
+        if self._last in self._piece and not self._rows[self._last].open:
+            self._end(self._last)
+        for number in self._rows:
+            self._piece.remove(number, number + 1)
+        for start, stop in self._piece:  # rows without samples to wait for
+            self._ended.add(start, stop)
+        self._piece.clear()
 
     def end(self, number: int, how: End) -> None:
         """A sample of this row has ended."""
         row = self._rows[number]
         row.open -= 1
         row.ends[how] += 1
-        if not row.open and not self._in_piece(number):
+        if not row.open and self._is_read(number):
             self._end(number)
 
-    def _in_piece(self, number: int) -> bool:
-        return self._piece[0] <= number < self._piece[1]
+    def _is_read(self, number: int) -> bool:
+        """All samples of the row were read: those of the last one may go on in the next batch."""
+        return number != self._last or number not in self._piece
 
     def _end(self, number: int) -> None:
         self._ends[number] = self._rows.pop(number).ends
+        self._piece.remove(number, number + 1)
         self._ended.add(number, number + 1)
 
     def give_back(self, nodes: int, unsent: Mapping[int, int]) -> Given:
@@ -132,11 +136,13 @@ class Feed:
         count -= Ranges(unread).rows
         withdrawn = waiting[len(waiting) - count :]
         samples = sum(self._rows.pop(number).open for number in withdrawn)
+        for number in withdrawn:
+            self._piece.remove(number, number + 1)
         return Given(unread, withdrawn, samples)
 
     def _is_unsent(self, number: int, count: int) -> bool:
         row = self._rows.get(number)
-        return row is not None and row.open == count and not row.ends and not self._in_piece(number)
+        return row is not None and row.open == count and not row.ends and self._is_read(number)
 
     def ended(self) -> list[Ended]:
         """What has ended since the last call."""
