@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.tmpfs]
 
 BOUNDARIES = (1, 4, 7)
 SAMPLES = 60
-LONGEST = 400  # long enough that a run lasts for some seconds on any machine
+LONGEST = 250  # long enough that a run lasts for some seconds on any machine
 NODES = 2
 
 

@@ -36,7 +36,7 @@ class NodeJob:
     scratch: str
     server: tuple[str, ...] | None = None
     mover: tuple[str, ...] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # a key may be in it
     gpus: float = 0.0
     tidy: bool = False
 
