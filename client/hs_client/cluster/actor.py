@@ -157,11 +157,10 @@ class NodeActor:
     def _start(self, log: Path, leases: int, report: int) -> None:
         """Start it as nobody's child, so that it outlives this process: the end of the leases lets it end in order."""
         command = [program("hs-client"), *self._job.arguments, "--leases", str(leases)]
-        folder = Path(self._job.folder)
         done = subprocess.run(
             child_command(command, detach=log, report=report),
             pass_fds=(leases, report),
-            cwd=folder if folder.is_dir() else "/",
+            cwd=self._job.place,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

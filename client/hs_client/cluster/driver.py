@@ -96,7 +96,7 @@ class Driver:
         self._clock = clock
         self._sleep = sleep
         self._started_s = clock()
-        self._holder = Holder(nodes=settings.nodes or 1)
+        self._holder = Holder(nodes=settings.nodes or max(1, len(fleet.nodes())))
         self._roster = Roster(settings.nodes)
         self._members: dict[int, _Member] = {}
         self._ends: list[ClientEnd] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hs_client.leases.protocol import ClientMessage
 
@@ -18,7 +19,7 @@ class NodeJob:
         number: of the node, from 0.
         version: of hs-extract at the driver.
         arguments: the client's command line behind its name.
-        folder: where the client runs, if there is such a folder.
+        folder: where client, server and mover are started, if there is such a folder.
         environment: variables that the client, the server and the mover get on top of the node's own.
         port: of the server.
         scratch: which it writes to.
@@ -39,6 +40,12 @@ class NodeJob:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # a key may be in it
     gpus: float = 0.0
     tidy: bool = False
+
+    @property
+    def place(self) -> Path:
+        """Where to run things: paths that the user has written may be relative to the driver's folder."""
+        folder = Path(self.folder)
+        return folder if folder.is_dir() else Path("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,12 @@ class Services:
         size = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             process = subprocess.Popen(
-                child_command(words), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment
+                child_command(words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                cwd=self._job.place,
             )
         self._note(launcher=process.pid, nonce="")
         code = self._wait(process)
@@ -158,7 +163,12 @@ class Services:
         size = log.stat().st_size if log.exists() else 0
         command = [program("hs-mover"), "--src", self._job.scratch, *arguments]
         done = subprocess.run(
-            child_command(command, detach=log), env=self._environment, capture_output=True, text=True, check=True
+            child_command(command, detach=log),
+            env=self._environment,
+            cwd=self._job.place,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         pid = int(done.stdout)
         self._note(mover=pid)
