@@ -6,14 +6,16 @@ import argparse
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import NotHere
 from benchmarks.mover.arms import ARMS, Arm, Timing, run_arm
+from benchmarks.mover.journal import file_system, mounted_journal, sync_s
 from benchmarks.mover.parts import States, part_of, register, rows_for
-from benchmarks.mover.report import STARTS, plot, table
+from benchmarks.mover.report import ON_JOURNAL, SMALL, STARTS, plot, table
 from benchmarks.results import ResultFile
 from hs_formats.errors import HsError
 
@@ -22,8 +24,11 @@ __all__ = ["QUESTION", "add_arguments", "plot", "run", "table"]
 QUESTION = "What does moving parts from tmpfs to disk cost, beside cp, zstd -1 and gzip, and one fsync per file?"
 
 _SIZES = {"0.1 MB": 100_000, "1 MB": 1_000_000, "10 MB": 10_000_000, "90 MB": 90_000_000}
-_TOTAL_BYTES = {"0.1 MB": 60_000_000, "1 MB": 200_000_000, "10 MB": 500_000_000, "90 MB": 540_000_000}
+_TOTAL_BYTES = {"0.1 MB": 200_000_000, "1 MB": 200_000_000, "10 MB": 500_000_000, "90 MB": 540_000_000}
 _QUICK_SHARE = 0.05
+_JOURNAL_BYTES = 2 << 30
+
+Timings = dict[str, list[dict[str, Any]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +55,10 @@ def run(options: argparse.Namespace) -> Path:
     parameters = {
         "rounds": rounds,
         "zstd": subprocess.run(["zstd", "--version"], capture_output=True, text=True, check=True).stdout.strip(),
-        "disk": _file_system(options.disk),
+        "disk": file_system(options.disk),
     }
-    timings: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    timings: dict[str, Timings] = {}
+    journal: dict[str, Any] = {}
     states, problems = States(), list[str]()
     with (
         tempfile.TemporaryDirectory(prefix="hs-bench-", dir=options.scratch) as scratch,
@@ -61,20 +67,14 @@ def run(options: argparse.Namespace) -> Path:
         for label in options.sizes:
             total_bytes = int(_TOTAL_BYTES[label] * (_QUICK_SHARE if options.quick else 1.0))
             master = _make(states, Path(scratch), _SIZES[label], total_bytes)
-            found = timings[label] = {**{name: [] for name in STARTS}, **{name: [] for name in ARMS}}
-            for number in range(rounds):
-                for start, name in STARTS.items():
-                    register(Path(scratch) / "src")
-                    found[start].append(asdict(run_arm(ARMS[name], Path(scratch) / "src", Path(disk) / "dst")))
-                arms = list(ARMS.values())
-                for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
-                    try:
-                        found[arm.name].append(asdict(_once(arm, master, Path(scratch), Path(disk))))
-                    except HsError as error:
-                        problems.append(str(error))
+            timings[label] = _rounds(rounds, list(ARMS), master, Path(scratch), Path(disk), problems)
+            if label == SMALL:
+                journal = _on_journal(rounds, master, Path(scratch), Path(disk), problems)
             shutil.rmtree(master)
-            file.save({"parameters": parameters, "timings": timings}, complete=False, problems=problems)
-    path = file.save({"parameters": parameters, "timings": timings}, complete=True, problems=problems)
+            body = {"parameters": parameters, "timings": timings, "journal": journal}
+            file.save(body, complete=False, problems=problems)
+    body = {"parameters": parameters, "timings": timings, "journal": journal}
+    path = file.save(body, complete=True, problems=problems)
     if problems:
         raise HsError(f"the run is invalid, {len(problems)} problems, the first: {problems[0]} (all in {path})")
     return path
@@ -91,6 +91,37 @@ def _make(states: States, folder: Path, size_bytes: int, total_bytes: int) -> Pa
     return master
 
 
+def _rounds(rounds: int, names: Sequence[str], master: Path, scratch: Path, disk: Path, problems: list[str]) -> Timings:
+    """Each way once a round, in an order that rotates, after the starts."""
+    found: Timings = {name: [] for name in (*STARTS, *names)}
+    for number in range(rounds):
+        for start, name in STARTS.items():
+            register(scratch / "src")
+            found[start].append(asdict(run_arm(ARMS[name], scratch / "src", _unused(disk))))
+        turn = number % len(names)
+        for name in [*names[turn:], *names[:turn]]:
+            try:
+                found[name].append(asdict(_once(ARMS[name], master, scratch, disk)))
+            except HsError as error:
+                problems.append(str(error))
+    return found
+
+
+def _on_journal(rounds: int, master: Path, scratch: Path, disk: Path, problems: list[str]) -> dict[str, Any]:
+    """The ways that differ in their syncs, on a disk with a journal; says so where there can be none."""
+    try:
+        with mounted_journal(disk, _JOURNAL_BYTES) as mount:
+            before_s = sync_s(mount)
+            found = _rounds(rounds, ON_JOURNAL, master, scratch, mount, problems)
+            return {"timings": found, "sync_s": [before_s, sync_s(mount)]}
+    except NotHere as error:
+        return {"not_here": str(error)}
+
+
+def _unused(disk: Path) -> Path:
+    return disk / f"dst-{sum(1 for _ in disk.iterdir())}"
+
+
 def _once(arm: Arm, master: Path, scratch: Path, disk: Path) -> Timing:
     src = scratch / "src"
     register(src)
@@ -98,12 +129,6 @@ def _once(arm: Arm, master: Path, scratch: Path, disk: Path) -> Timing:
     for path in files[: max(2, int(len(files) * arm.share))]:
         shutil.copyfile(path, src / path.name)
     try:
-        return run_arm(arm, src, disk / "dst")
+        return run_arm(arm, src, _unused(disk))
     finally:
         shutil.rmtree(src)
-        shutil.rmtree(disk / "dst", ignore_errors=True)
-
-
-def _file_system(folder: Path) -> str:
-    done = subprocess.run(["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"

@@ -30,6 +30,13 @@ from hs_mover.written import write_file  # noqa: E402
 __all__ = ["grouped", "one_by_one"]
 
 
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    data = os.read(fd, os.fstat(fd).st_size)
+    os.close(fd)
+    return data
+
+
 def _note(log: int, sizes: Sequence[tuple[str, int]]) -> None:
     os.write(log, "".join(f'{{"part": "{name}", "raw_bytes": {size}}}\n' for name, size in sizes).encode())
     os.fdatasync(log)
@@ -38,7 +45,7 @@ def _note(log: int, sizes: Sequence[tuple[str, int]]) -> None:
 def one_by_one(paths: Sequence[Path], dst: Path, log: int) -> None:
     """Move `paths` to `dst`."""
     for path in paths:
-        data = path.read_bytes()
+        data = _read(path)
         temporary = dst / f".{path.name}.tmp"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.write(fd, data)
@@ -68,7 +75,7 @@ def grouped(paths: Sequence[Path], dst: Path, log: int) -> None:
     noting.start()
     for path in paths:
         room.acquire()
-        data = path.read_bytes()
+        data = _read(path)
         written = write_file(dst / path.name, [data], mover_id="bench", meter=meter)
         outcome = Outcome(identity=Identity(0, 0, 0, 0), line=None, written=written, folders=(dst,))
         syncer.submit(outcome, functools.partial(done, path, len(data)))

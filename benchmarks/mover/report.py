@@ -7,15 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["STARTS", "plot", "rates", "ratio", "table"]
+__all__ = ["ON_JOURNAL", "SMALL", "STARTS", "plot", "rates", "ratio", "table"]
 
 STARTS = {"start of hs-mover": "hs-mover default", "start of the loop": "the same, in groups"}
 """What is run on an empty scratch, and the arm that it is run with."""
+
+SMALL = "0.1 MB"
+"""The parts that the disk with a journal is tried with."""
 
 _ZSTD = "zstd -1 -T2, mv"
 _SINGLE = "one fsync per file"
 _GROUPED = "the same, in groups"
 _LOOPS = (_SINGLE, _GROUPED)
+ON_JOURNAL = ("hs-mover default", "hs-mover none", *_LOOPS)
+"""What is tried with them."""
+
 Timings = Sequence[Mapping[str, Any]]
 
 
@@ -71,7 +77,26 @@ def table(record: dict[str, Any]) -> str:
             ratio(arms, _GROUPED, _SINGLE, "files", "wall_s"),
         ]
         lines.append(f"| {size} | " + " | ".join(f"{value:.2f}" for value in pairs) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_journal_table(record.get("journal") or {})]) + "\n"
+
+
+def _journal_table(journal: Mapping[str, Any]) -> list[str]:
+    if "timings" not in journal:
+        return ["", f"No disk with a journal was tried: {journal['not_here']}."] if journal else []
+    arms, waits = journal["timings"], " and ".join(f"{1000 * one:.1f}" for one in journal["sync_s"])
+    disk = "ext4 with a journal on a loop device whose file lies on the first"
+    lines = [
+        "",
+        f"Another disk, {disk}; parts of {SMALL}. An fsync of a small new file there: {waits} ms, before and after.",
+        "",
+        "| way | GB/s | files/s | files/s ÷ one fsync per file |",
+        "|---|---|---|---|",
+    ]
+    for name in ON_JOURNAL:
+        per_s, files = (statistics.median(rates(arms, name, what, "wall_s")) for what in ("raw_bytes", "files"))
+        times = ratio(arms, name, _SINGLE, "files", "wall_s")
+        lines.append(f"| {name} | {per_s / 1e9:.3f} | {files:,.0f} | {times:.1f} |")
+    return lines
 
 
 def plot(record: dict[str, Any], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A disk takes about as long to sync thirty small files as one. So workers leave their files under temporary names and go
 on, and one thread syncs whatever has come together while it was busy with the group before: a lone file waits for
-nobody, a flood is synced by the dozen.
+nobody, a flood is synced by the dozen. Only where the disk takes its time do other threads help.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ Done = Callable[[Exception | None], None]
 
 MAX_GROUP = 256
 _SIDE_BY_SIDE = 8
+_QUICK_S = 0.00025
+"""Calls that take no longer are made one after the other: to hand one to another thread costs about as much."""
+_GRACE_CALLS = 4
 _LINGER_S = 0.02
 """While parts keep coming, so long is waited for more of them: a group costs about as much as a file in it."""
 
@@ -104,17 +107,22 @@ class Syncer:
         ]
 
     def _each(self, call: Callable[..., None], items: Sequence[Written | Path | None]) -> list[Exception | None]:
-        """`call` for each item, a share of them in each thread: handing over costs more than a call on a fast disk."""
-        if len(items) == 1:
-            return [_attempt(call, items[0])]
-        found: list[Exception | None] = [None] * len(items)
+        """`call` for each item: by this thread as long as that is quick, the rest by all threads side by side."""
+        found: list[Exception | None] = []
+        began_s = time.monotonic()
+        for item in items:
+            found.append(_attempt(call, item))
+            if time.monotonic() - began_s > _QUICK_S * (len(found) + _GRACE_CALLS):
+                break
+        left = items[len(found) :]
+        rest: list[Exception | None] = [None] * len(left)
 
         def share(first: int) -> None:
-            for number in range(first, len(items), _SIDE_BY_SIDE):
-                found[number] = _attempt(call, items[number])
+            for number in range(first, len(left), _SIDE_BY_SIDE):
+                rest[number] = _attempt(call, left[number])
 
-        list(self._pool.map(share, range(min(_SIDE_BY_SIDE, len(items)))))
-        return found
+        list(self._pool.map(share, range(min(_SIDE_BY_SIDE, len(left)))))
+        return found + rest
 
 
 def _attempt(call: Callable[..., None], item: Written | Path | None) -> Exception | None:

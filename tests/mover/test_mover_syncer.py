@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,31 @@ def test_a_group_is_synced_then_renamed_then_each_folder_once(tmp_path: Path, ca
     for item in items:
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(written_of(item).fd)
+
+
+@pytest.mark.parametrize(("takes_s", "threads"), [(0.0, 1), (0.02, 9)], ids=["quick", "slow"])
+def test_a_slow_disk_is_given_several_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_s: float, threads: int
+) -> None:
+    by: dict[str, int] = {}
+
+    def fsync(fd: int) -> None:
+        del fd
+        time.sleep(takes_s)
+        name = threading.current_thread().name
+        by[name] = by.get(name, 0) + 1
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("hs_mover.syncer._QUICK_S", 0.01)  # this machine may be busy
+    answers, waiting = Answers(), Syncer(Meter())
+    for number in range(41):
+        waiting.submit(outcome(tmp_path, f"f{number}"), answers.of(str(number)))
+    waiting.start()
+    answers.wait(41)
+    waiting.close()
+    assert set(answers.errors.values()) == {None}
+    assert sum(by.values()) == 42  # and the folder
+    assert len(by) == threads
 
 
 def test_groups_are_bounded(tmp_path: Path, calls: list[str]) -> None:
