@@ -30,11 +30,16 @@ def _value(words: list[str], name: str, default: str = "") -> str:
 
 
 def main(words: list[str]) -> None:
-    """`launch`, with --fail CODE or --slow SECONDS; `serve`; `stop`."""
+    """`launch`, with --fail CODE or --slow SECONDS; `serve`; `status`; `stop`."""
     port = int(_value(words, "--port"))
     state = Path(os.environ["HS_STATE_DIR"]) / f"stub-{port}"
+    if words[0] == "status":
+        sys.exit(0 if state.exists() and Path("/proc", state.read_text()).exists() else 4)
     if words[0] == "stop":
+        if not state.exists():
+            sys.exit(4)
         os.kill(int(state.read_text()), signal.SIGTERM)
+        state.unlink()
         time.sleep(0.5)
         return
     scratch = Path(_value(words, "--dump-dir"))

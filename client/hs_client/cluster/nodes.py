@@ -16,7 +16,7 @@ from threading import Event
 from hs_client.cluster.child import child_command
 from hs_client.cluster.errors import FolderBroken, LaunchFailed, LaunchRefused, MoverNotStarted
 from hs_client.cluster.job import NodeJob
-from hs_client.cluster.record import Started, read_started, running, write_started
+from hs_client.cluster.record import Started, launching, read_started, running, write_started
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.errors import FormatError
 from hs_formats.names import CANARY_RUN, PartName
@@ -29,6 +29,10 @@ _MOVER_END_S = 120.0
 _DRAIN_S = 60.0
 _STOP_S = 120.0
 _REFUSED = (2, 3)
+_STOPPED = (0, 4)
+"""Exit codes of `hs-server stop`: stopped; there was none."""
+_RUNS = (0, 3)
+"""Exit codes of `hs-server status`: it runs; it runs, but its capture is not armed."""
 _TAIL_BYTES = 16 << 10
 
 
@@ -83,11 +87,8 @@ class Services:
     def _have_server(self, arguments: Sequence[str]) -> None:
         self._await_launch()
         port = self._job.port
-        live = {marker.nonce for marker in self._control.live_markers(port=port)}
-        if live:
-            ours = self._started.nonce in live
-            self._note(nonce=self._started.nonce if ours else "", launcher=0)
-            left = "an earlier run has left" if ours else "was there"
+        if self._serving:
+            left = "an earlier run has left" if self._server_is_ours() else "was there"
             self._say(f"takes the server on port {port} that {left}")
             return
         self._say(f"launches its server on port {port}, which may take minutes")
@@ -107,23 +108,37 @@ class Services:
                 env=self._environment,
                 cwd=self._job.place,
             )
-        self._note(launcher=process.pid, nonce="")
+        self._note(launcher=process.pid)
         code = self._wait(process)
-        nonce = next((marker.nonce for marker in self._control.live_markers(port=port)), "")
-        self._note(launcher=0, nonce=nonce if code == 0 else "")
+        self._note(launcher=0)
         if code and not self._stopping.is_set():
             error = LaunchRefused if code in _REFUSED else LaunchFailed
             raise error(reason=last_error(log, size) or f"exit code {code}", log=log)
 
+    @property
+    def _serving(self) -> bool:
+        return bool(self._control.live_markers(port=self._job.port))
+
+    def _server_is_ours(self) -> bool:
+        """It was launched here: hs-server keeps the records of such launches apart, in our folder."""
+        return self._hs_server("status") in _RUNS
+
+    def _hs_server(self, what: str) -> int:
+        """The exit code of `hs-server`, for the server on our port; below 0 where it does not end."""
+        command = child_command([program("hs-server"), what, "--port", str(self._job.port)])
+        try:
+            return subprocess.run(
+                command, env=self._environment, capture_output=True, timeout=_STOP_S, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return -1
+
     def _await_launch(self) -> None:
         """A launch of an actor that was killed may still be under way; it leaves a server, or nothing."""
-        launcher = self._started.launcher
-        if not launcher:
-            return
-        while running(launcher) and not self._stopping.is_set():
+        while launching(self._started.launcher) and not self._stopping.is_set():
             time.sleep(_POLL_S)
-        nonce = next((marker.nonce for marker in self._control.live_markers(port=self._job.port)), "")
-        self._note(launcher=0, nonce=nonce)
+        if self._started.launcher:
+            self._note(launcher=0)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         while True:
@@ -136,17 +151,9 @@ class Services:
 
     def _stop_server(self) -> None:
         self._await_launch()
-        live = {marker.nonce for marker in self._control.live_markers(port=self._job.port)}
-        if self._started.nonce and self._started.nonce in live:
-            command = [program("hs-server"), "stop", "--port", str(self._job.port)]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    child_command(command), env=self._environment, capture_output=True, timeout=_STOP_S, check=False
-                )
-            if self._control.live_markers(port=self._job.port):
-                self._say(f"warning: its server does not stop: `HS_STATE_DIR={self._folder} hs-server stop` there")
-                return
-        self._note(nonce="")
+        # Also where none answers: processes of one that has died may be left. Of what was adopted it knows nothing.
+        if self._hs_server("stop") not in _STOPPED:
+            self._say(f"warning: its server does not stop: `HS_STATE_DIR={self._folder} hs-server stop` there")
 
     # -- the mover
 
@@ -225,12 +232,10 @@ class Services:
         except OSError:
             return 0
 
-    def _note(self, *, launcher: int | None = None, nonce: str | None = None, mover: int | None = None) -> None:
+    def _note(self, *, launcher: int | None = None, mover: int | None = None) -> None:
         old = self._started
         self._started = Started(
-            launcher=old.launcher if launcher is None else launcher,
-            nonce=old.nonce if nonce is None else nonce,
-            mover=old.mover if mover is None else mover,
+            launcher=old.launcher if launcher is None else launcher, mover=old.mover if mover is None else mover
         )
         write_started(self._folder, self._started)
 

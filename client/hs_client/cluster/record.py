@@ -11,7 +11,7 @@ import msgspec
 from hs_formats.durable import make_folders, replace_file
 from hs_formats.state import state_folder
 
-__all__ = ["Started", "node_folder", "read_started", "running", "write_started"]
+__all__ = ["Started", "launching", "node_folder", "read_started", "running", "write_started"]
 
 _NAME = "started.json"
 
@@ -20,13 +20,12 @@ class Started(msgspec.Struct, kw_only=True):
     """What actors have started for one scratch.
 
     Attributes:
-        launcher: the process that launches a server, while it does; 0: none.
-        nonce: of the server's launch, as its marker has it; empty: none was launched, or it is not ready.
+        launcher: the process that launches a server, while it does; 0: none. What it has launched is on hs-server's own
+            records, which lie in the same folder.
         mover: the mover's process; 0: none.
     """
 
     launcher: int = 0
-    nonce: str = ""
     mover: int = 0
 
 
@@ -51,6 +50,17 @@ def write_started(folder: Path, started: Started) -> None:
     """
     make_folders(folder, mode=0o700)
     replace_file(folder / _NAME, msgspec.json.encode(started))
+
+
+def launching(pid: int) -> bool:
+    """There is such a process, and it is an `hs-server launch`."""
+    if not running(pid):
+        return False
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"launch" in words and any(word.endswith(b"hs-server") for word in words)
 
 
 def running(pid: int) -> bool:
