@@ -1,5 +1,5 @@
-"""Two real servers, each with a scratch and a mover of its own, one dataset. First a client for each, on leased rows, of
-which one is killed; then one client for both, and one of the servers is killed for good."""
+"""Two real servers, each with a scratch and a mover of its own, one dataset. First a client for each, on leased rows,
+of which one is killed; then one client for both, and one of the servers is killed for good."""
 
 from __future__ import annotations
 

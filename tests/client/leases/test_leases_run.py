@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,26 @@ def begin(holder: LeaseHolder, name: str, server: FakeServer, files: Sequence[Pa
     return holder.start(name, argv(server, files, "--dataset", "p", *FEW, *options))
 
 
-def slow(seconds: float) -> Callable[[int, str, list[int]], Act]:
-    return lambda number, rid, ids: Act(delay_s=seconds)
+class Slow:
+    """Answers after `seconds`, once it is open."""
+
+    def __init__(self, seconds: float) -> None:
+        self.open = threading.Event()
+        self._seconds = seconds
+
+    def __call__(self, number: int, rid: str, ids: list[int]) -> Act:
+        self.open.wait(90)
+        return Act(delay_s=self._seconds)
+
+
+def begin_both(
+    holder: LeaseHolder, gate: Slow, servers: Sequence[FakeServer], files: Sequence[Path], *options: str
+) -> list[Client]:
+    """A client for each server; nothing is answered before both take part, however long each takes to start."""
+    clients = [begin(holder, name, server, files, *options) for name, server in zip("ab", servers, strict=True)]
+    holder.wait_until(lambda: all(client.of(Hello) for client in clients))
+    gate.open.set()
+    return clients
 
 
 def sent(*servers: FakeServer) -> Counter[tuple[int, ...]]:
@@ -57,11 +75,11 @@ def summaries(clients: Sequence[Client]) -> Counter[str]:
 def test_two_clients_bring_every_row_to_an_end_once(movers: list[MoverProcess], tmp_path: Path) -> None:
     file = prompts(tmp_path / "p.jsonl", ROWS)
     with (
-        serving(movers[0].scratch, act=slow(0.05)) as one,
-        serving(movers[1].scratch, act=slow(0.05)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.05))) as one,
+        serving(movers[1].scratch, act=gate) as two,
         holding(tmp_path) as holder,
     ):
-        clients = [begin(holder, "a", one, [file]), begin(holder, "b", two, [file])]
+        clients = begin_both(holder, gate, [one, two], [file])
         assert holder.wait() == [0, 0], [client.text for client in clients]
         assert holder.holder.finished
     check_records(tmp_path / "dst" / "p", ids_of(ROWS))
@@ -71,8 +89,8 @@ def test_two_clients_bring_every_row_to_an_end_once(movers: list[MoverProcess], 
     found = summaries(clients)
     assert (found["done"], found["pending"], found["failed"]) == (70, 0, 0)
     assert holder.holder.totals.done == 70
-    hello = clients[0].said[0]
-    assert isinstance(hello, Hello)
+    hello = holder.holder.first
+    assert hello is not None
     assert (hello.rows, hello.left, hello.done) == (70, 70, 0)
     for client, server in zip(clients, (one, two), strict=True):
         assert f"samples    {len(server.requests)} done, 0 failed, 0 rejected, 0 done earlier" in client.text
@@ -85,11 +103,11 @@ def test_the_rows_of_a_killed_client_go_to_the_other_and_nothing_done_is_sent_ag
 ) -> None:
     file = prompts(tmp_path / "p.jsonl", ROWS)
     with (
-        serving(movers[0].scratch, act=slow(0.1)) as one,
-        serving(movers[1].scratch, act=slow(0.1)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.1))) as one,
+        serving(movers[1].scratch, act=gate) as two,
         holding(tmp_path) as holder,
     ):
-        clients = [begin(holder, "a", one, [file]), begin(holder, "b", two, [file])]
+        clients = begin_both(holder, gate, [one, two], [file])
         dataset = tmp_path / "dst" / "p"
         holder.wait_until(lambda: len(two.requests) >= 12 and holder.clients["b"].of(Ended))
         clients[1].process.kill()
@@ -148,11 +166,11 @@ def test_rejected_and_doubled_rows_are_reported_once_by_who_holds_them(
     first.write_text("\n".join(lines[:30]) + "\n\n\n")
     second.write_text("\n".join(lines[30:]))
     with (
-        serving(movers[0].scratch, act=slow(0.1)) as one,
-        serving(movers[1].scratch, act=slow(0.1)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.1))) as one,
+        serving(movers[1].scratch, act=gate) as two,
         holding(tmp_path) as holder,
     ):
-        clients = [begin(holder, name, server, [first, second]) for name, server in (("a", one), ("b", two))]
+        clients = begin_both(holder, gate, [one, two], [first, second])
         codes = holder.wait()
     assert 1 in codes
     found = summaries(clients)
@@ -163,8 +181,8 @@ def test_rejected_and_doubled_rows_are_reported_once_by_who_holds_them(
     totals = holder.holder.totals
     assert (totals.done, totals.rejected, totals.elsewhere) == (51, 4, 0)
     assert max(sent(one, two).values()) == 1
-    hello = clients[0].said[0]
-    assert isinstance(hello, Hello)
+    hello = holder.holder.first
+    assert hello is not None
     assert (hello.rows, hello.left, hello.identical, hello.rejected) == (58, 51, 1, 4)
 
     # Repeated, nothing is left; what is rejected is reported once more.
@@ -182,11 +200,11 @@ def test_the_death_of_the_holder_interrupts_the_clients_and_loses_nothing(
     file = prompts(tmp_path / "p.jsonl", ROWS)
     dataset = tmp_path / "dst" / "p"
     with (
-        serving(movers[0].scratch, act=slow(0.2)) as one,
-        serving(movers[1].scratch, act=slow(0.2)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.2))) as one,
+        serving(movers[1].scratch, act=gate) as two,
     ):
         with holding(tmp_path) as holder:
-            clients = [begin(holder, "a", one, [file]), begin(holder, "b", two, [file])]
+            clients = begin_both(holder, gate, [one, two], [file])
             holder.wait_until(lambda: len(one.requests) > 8 and len(two.requests) > 8)
             holder.die()
             assert holder.wait() == [130, 130], [client.text for client in clients]
@@ -199,7 +217,7 @@ def test_the_death_of_the_holder_interrupts_the_clients_and_loses_nothing(
         assert 16 < len(done) < 70
         before = sum(sent(one, two).values())
         with holding(tmp_path / "again") as holder:
-            clients = [begin(holder, "c", one, [file]), begin(holder, "d", two, [file])]
+            clients = begin_both(holder, gate, [one, two], [file])
             assert holder.wait() == [0, 0], [client.text for client in clients]
     assert sum(sent(one, two).values()) == 70 > before
     check_records(dataset, ids_of(ROWS))
@@ -208,11 +226,11 @@ def test_the_death_of_the_holder_interrupts_the_clients_and_loses_nothing(
 def test_a_signal_drains_a_client_and_its_rows_go_to_the_other(movers: list[MoverProcess], tmp_path: Path) -> None:
     file = prompts(tmp_path / "p.jsonl", ROWS)
     with (
-        serving(movers[0].scratch, act=slow(0.2)) as one,
-        serving(movers[1].scratch, act=slow(0.2)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.2))) as one,
+        serving(movers[1].scratch, act=gate) as two,
         holding(tmp_path) as holder,
     ):
-        clients = [begin(holder, "a", one, [file]), begin(holder, "b", two, [file])]
+        clients = begin_both(holder, gate, [one, two], [file])
         holder.wait_until(lambda: len(two.requests) > 8)
         clients[1].process.send_signal(signal.SIGINT)
         assert holder.wait() == [0, 130], [client.text for client in clients]
@@ -240,11 +258,11 @@ def test_complete_records_of_a_killed_run_are_adopted_by_who_holds_their_rows(
         client.process.kill()
         client.process.wait()
     with (
-        serving(movers[0].scratch, act=slow(0.1)) as one,
-        serving(movers[1].scratch, act=slow(0.1)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.1))) as one,
+        serving(movers[1].scratch, act=gate) as two,
         holding(tmp_path / "again") as holder,
     ):
-        clients = [begin(holder, "c", one, [file]), begin(holder, "d", two, [file])]
+        clients = begin_both(holder, gate, [one, two], [file])
         assert holder.wait() == [0, 0], [client.text for client in clients]
     found = summaries(clients)
     assert (found["done"], found["adopted"], holder.holder.totals.adopted) == (40, 4, 4)
@@ -259,12 +277,13 @@ def test_samples_whose_end_was_never_heard_of_are_found_in_the_ledgers(
     file = prompts(tmp_path / "p.jsonl", rows)
     dataset = tmp_path / "dst" / "p"
     with (
-        serving(movers[0].scratch, act=slow(0.5)) as one,
-        serving(movers[1].scratch, act=slow(0.1)) as two,
+        serving(movers[0].scratch, act=(gate := Slow(0.5))) as one,
+        serving(movers[1].scratch, act=(quick := Slow(0.1))) as two,
         holding(tmp_path) as holder,
     ):
         holder.deaf.add("b")
-        clients = [begin(holder, "a", one, [file]), begin(holder, "b", two, [file])]
+        quick.open = gate.open
+        clients = begin_both(holder, gate, [one, two], [file])
         holder.wait_until(lambda: dataset.exists() and len(Ledgers.of(dataset).kinds(Done)) >= 20)
         clients[1].process.kill()
         clients[1].process.wait()
@@ -289,7 +308,7 @@ def test_rows_before_the_last_ones_are_found_again(movers: list[MoverProcess], t
         (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
         file = tmp_path / "p.jsonl.gz"
     with (
-        serving(movers[0].scratch, act=slow(60.0)) as stuck,
+        serving(movers[0].scratch, act=Slow(0.0)) as stuck,
         serving(movers[1].scratch) as two,
         holding(tmp_path) as holder,
     ):
