@@ -92,10 +92,10 @@ class Run:
                     self.process.wait(120)
 
 
-def done_by(dataset: Path, run: str) -> int:
+def done_by(dataset: Path, run: str) -> list[str]:
     """Samples that a run has got done by now."""
     path = DatasetPaths(dataset).ledger / f"{run}.jsonl"
-    return sum(isinstance(line, Done) for line in read_ledger(path)) if path.exists() else 0
+    return [line.sample_id for line in read_ledger(path) if isinstance(line, Done)] if path.exists() else []
 
 
 def check_stopped(scratches: Sequence[Path]) -> None:
@@ -127,22 +127,25 @@ def test_a_node_is_killed_and_every_sample_is_there_once(
 
         def sending() -> tuple[int, str] | None:
             assert run.process.poll() is None, run.told
-            return next(((node, name) for node, name in run.runs() if done_by(dataset, name) >= 5), None)
+            return next(((node, name) for node, name in run.runs() if len(done_by(dataset, name)) >= 5), None)
 
         node, lost = wait_until(sending, timeout_s=300, what="five samples of a node", every_s=0.02)
         server = ControlFolder(scratches[node]).live_markers()[0].pid
         os.kill(run.actor(node), signal.SIGKILL)
         os.killpg(os.getpgid(server), signal.SIGKILL)
         before = done_by(dataset, lost)
+        assert 5 <= len(before) < SAMPLES
         assert run.process.wait(300) == 0, run.told
         assert f"warning: node {node}" in run.told
-        assert before < SAMPLES
         check_dataset(dataset, prompts, reference, max_abs=1e-5).assert_ok(rows=SAMPLES)
         check_stopped(scratches)
-        # What the killed node had got done was not done again, and the other one had a part in it.
-        ledgers = list(DatasetPaths(dataset).ledger.iterdir())
-        done = [line.sample_id for path in ledgers for line in read_ledger(path) if isinstance(line, Done)]
-        assert sorted(done) == sorted(str(row["id"]) for row in rows)
+        # What was done when the node was killed was not done again. The one request that its client had in flight may
+        # have been stored all the same, after the row had gone to the other node.
+        runs = [path.stem for path in DatasetPaths(dataset).ledger.iterdir()]
+        done = [sample for name in runs for sample in done_by(dataset, name)]
+        assert set(done) == {str(row["id"]) for row in rows}
+        assert [sample for sample in before if done.count(sample) != 1] == []
+        assert len(done) <= SAMPLES + 1
         facts = json.loads(run.summary.read_text())
         assert facts["exit_code"] == 0
         assert facts["samples"]["pending"] == facts["samples"]["failed"] == 0

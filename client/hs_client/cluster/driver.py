@@ -6,16 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
-import msgspec
-
-from hs_client.cluster.ending import ClientEnd, client_facts, client_line, total_tally
-from hs_client.cluster.errors import NodesFailed, NodesRefuse, NodesWithoutStorage, NoNodes
+from hs_client.cluster.closing import close_run, nobody_left
+from hs_client.cluster.ending import ClientEnd, total_tally
+from hs_client.cluster.errors import NoNodes
 from hs_client.cluster.fleet import Fleet, Lost, RayNode
 from hs_client.cluster.job import Closed, Event, Finished, Heard, Said
+from hs_client.cluster.member import ASKED, Member
 from hs_client.cluster.roster import Roster
 from hs_client.cluster.settings import ClusterSettings
 from hs_client.cluster.view import NodeLine, TotalLine, View
@@ -23,14 +22,11 @@ from hs_client.leases.holder import Answers, Holder
 from hs_client.leases.protocol import Ended, Hello, Over, State
 from hs_client.progress import Rates
 from hs_client.session import INTERRUPTED
-from hs_client.summary import summary, summary_lines
 from hs_formats.errors import HsError
 
 __all__ = ["Driver"]
 
 _LOST_CODE = 4
-_STORAGE_CODE = 5
-_ASKED = "waits for Ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +41,6 @@ class Patience:
     tidy_s: float = 300.0
     leave_s: float = 1.0
     step_s: float = 0.2
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """An actor on a node, and its client."""
-
-    number: int
-    node: RayNode
-    actor: int
-    asked_s: float
-    phase: str = _ASKED
-    end: ClientEnd = field(default_factory=lambda: ClientEnd("", None))
-    begun: bool = False
-    progress: bool = False
-    over: bool = False
-
-    @property
-    def name(self) -> str:
-        """For people and for the holder: no two members have the same at one time."""
-        return f"node {self.number} ({self.node.name})"
 
 
 class Driver:
@@ -98,7 +74,7 @@ class Driver:
         self._started_s = clock()
         self._holder = Holder(nodes=settings.nodes or max(1, len(fleet.nodes())))
         self._roster = Roster(settings.nodes)
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
         self._ends: list[ClientEnd] = []
         self._untidy: dict[tuple[int, str], RayNode] = {}
         self._rates = Rates()
@@ -179,7 +155,7 @@ class Driver:
             self._begin(node, self._free_number(), now_s)
         self._say_short()
         for member in members:
-            if member.phase == _ASKED and now_s - member.asked_s > self._patience.actor_s:
+            if member.phase == ASKED and now_s - member.asked_s > self._patience.actor_s:
                 member.phase = f"waits for {self._fleet.need}, which others use"
                 self._view.say(f"{member.name} {member.phase}")
         if self._members or self._roster.usable:
@@ -188,7 +164,7 @@ class Driver:
             if now_s - self._hope_s >= self._patience.first_s:
                 raise NoNodes(need=self._fleet.need, found=", ".join(self._fleet.others()) or "none")
         elif self._all_out or now_s - self._hope_s >= self._patience.again_s:
-            raise self._nobody_left()
+            raise nobody_left(self._roster.reasons, left=self._pending())
 
     @property
     def _all_out(self) -> bool:
@@ -199,9 +175,9 @@ class Driver:
         taken = {member.number for member in self._members.values()}
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
-    def _begin(self, node: RayNode, number: int, at_s: float, *, tidy: bool = False) -> _Member:
+    def _begin(self, node: RayNode, number: int, at_s: float, *, tidy: bool = False) -> Member:
         actor = self._fleet.begin(node, self._settings.job(number, tidy=tidy))
-        member = _Member(number, node, actor, at_s)
+        member = Member(number, node, actor, at_s)
         member.end.node = member.name
         self._members[actor] = member
         return member
@@ -219,7 +195,7 @@ class Driver:
             self._view.say(f"warning: {short}; goes on with these, and with others as they come")
         self._short = short
 
-    def _lost(self, member: _Member, reason: str) -> None:
+    def _lost(self, member: Member, reason: str) -> None:
         """Its actor is gone."""
         del self._members[member.actor]
         self._untidy[member.number, member.node.name] = member.node
@@ -228,7 +204,7 @@ class Driver:
         member.end.error = reason
         self._ended(member, None, f"its actor is lost ({reason})")
 
-    def _ended(self, member: _Member, code: int | None, reason: str) -> None:
+    def _ended(self, member: Member, code: int | None, reason: str) -> None:
         """The client, or the actor before there was one, has ended: its rows go to others."""
         member.over, member.phase = True, "stops"
         member.end.exit_code = code
@@ -255,7 +231,7 @@ class Driver:
 
     # -- what actors say
 
-    def _happened(self, member: _Member, event: Event) -> None:
+    def _happened(self, member: Member, event: Event) -> None:
         if not member.begun:
             member.begun, member.phase = True, "starts"
         match event:
@@ -275,7 +251,7 @@ class Driver:
                 self._untidy.pop((member.number, member.node.name), None)
                 self._fleet.drop(member.actor)
 
-    def _heard(self, member: _Member, heard: Heard) -> None:
+    def _heard(self, member: Member, heard: Heard) -> None:
         message = heard.message
         if member.over:
             return
@@ -319,7 +295,7 @@ class Driver:
             if member is not None:
                 self._fleet.give(member.actor, [message])
 
-    def _held(self, member: _Member) -> int:
+    def _held(self, member: Member) -> int:
         table = self._holder.table
         return 0 if table is None else table.held(member.name)
 
@@ -352,7 +328,7 @@ class Driver:
         for member in list(self._members.values()):
             self._end(member)
 
-    def _end(self, member: _Member) -> None:
+    def _end(self, member: Member) -> None:
         """Have it end; again, at once. An actor that Ray has not started yet is not waited for."""
         if member.begun:
             self._fleet.interrupt(member.actor)
@@ -382,17 +358,6 @@ class Driver:
         )
 
     # -- the end
-
-    def _nobody_left(self) -> HsError:
-        reasons = self._roster.reasons
-        codes = {code for _, code, _ in reasons}
-        error: type[HsError] = NodesFailed
-        if codes and codes <= {2, 3}:
-            error = NodesRefuse
-        elif codes == {_STORAGE_CODE}:
-            error = NodesWithoutStorage
-        shown = "; ".join(f"{name}: {reason}" for name, _, reason in reasons) or "none answers"
-        return error(reasons=shown, left=self._pending())
 
     def _pending(self) -> int | str:
         if self._holder.first is None:
@@ -429,50 +394,16 @@ class Driver:
             self._poll()
 
     def _finish(self, error: HsError | None) -> int:
-        spent_s = self._clock() - self._started_s
         for member in self._members.values():
             if not member.over:
                 member.end.error = "left at once"
                 self._ends.append(member.end)
-        ends = [end for end in self._ends if end.hello is not None or end.error]
-        finished = self._holder.finished
-        tally = total_tally(self._holder.totals, self._holder.first, ends, finished=finished)
-        code = error.exit_code if error is not None else tally.exit_code if finished else INTERRUPTED
-        if self._interrupts and not finished:
-            code = INTERRUPTED
-        for line in summary_lines(tally, spent_s=spent_s, pending=tally.left, ledger=True):
-            self._view.say(line)
-        for end in sorted(ends, key=lambda each: each.node):
-            self._view.say(client_line(end))
-        if not finished:
-            self._view.say(f"to go on   {self._settings.repeat}")
-        self._write_summary(
-            summary(
-                tally,
-                spent_s=spent_s,
-                pending=tally.left,
-                exit_code=code,
-                runs=[end.hello.run for end in ends if end.hello is not None],
-                dataset=self._holder.first.dataset if self._holder.first is not None else "",
-                servers=sorted({url for end in ends for url in end.summary.get("servers", ())}),
-                failed_rows=[end.summary["failed_rows"] for end in ends if end.summary.get("failed_rows")],
-                error="" if error is None else str(error),
-                nodes=[client_facts(end) for end in ends],
-            )
+        return close_run(
+            self._settings,
+            self._holder,
+            [end for end in self._ends if end.hello is not None or end.error],
+            spent_s=self._clock() - self._started_s,
+            error=error,
+            interrupted=bool(self._interrupts),
+            say=self._view.say,
         )
-        if error is not None and code == error.exit_code:
-            raise error
-        if code == INTERRUPTED:
-            self._view.say("interrupted: repeat the command to go on")
-        return code
-
-    def _write_summary(self, facts: dict[str, Any]) -> None:
-        path = self._settings.summary_json
-        if path is None:
-            return
-        for of_each_node in ("latency_p50_s", "latency_p95_s"):
-            del facts[of_each_node], facts["generation"][of_each_node]
-        try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
-        except OSError as caught:
-            self._view.say(f"warning: cannot write the summary to {path}: {caught.strerror or caught}")

@@ -28,6 +28,8 @@ from hs_formats.ledger import Done
 from launching import node_ports
 from local_fleet import LocalFleet
 
+pytestmark = pytest.mark.slow
+
 ROWS = rows_of(70)
 
 
@@ -159,7 +161,10 @@ def test_a_killed_actor_is_replaced_and_its_mover_is_taken_over_and_stopped(site
     assert site.driver().run() == 0, site.told
     killer.join(10)
     check_records(site.dst / "p", ids_of(ROWS))
-    assert set(site.done().values()) == {1}
+    # Its client stores what it has in flight, four requests at most, while others may already have these rows.
+    done = site.done()
+    assert len(done) == len(ROWS)
+    assert sum(done.values()) <= len(ROWS) + 4
     assert "its actor is lost (it was killed)" in site.told
     assert [site.mover(node) for node in range(2)] == [0, 0]
     assert len(site.fleet.jobs) >= 3
