@@ -57,11 +57,6 @@ class Feed:
         """Nothing that is held is still to end."""
         return not self._unread and not self._rows and not self._piece
 
-    @property
-    def untold(self) -> bool:
-        """Rows have ended that `ended` has not said."""
-        return bool(self._ended)
-
     def lease(self, start: int, stop: int) -> None:
         """Rows [start, stop) are to be brought to an end.
 
