@@ -84,13 +84,16 @@ class StatesStatistics:
         if len(sampled):
             values = self._floats(sampled)
             with np.errstate(over="ignore", invalid="ignore"):
-                self._squares += np.square(values, dtype=np.float64).sum(axis=(0, 2))
+                wide = values.astype(np.float64)
+                self._squares += np.multiply(wide, wide, out=wide).sum(axis=(0, 2))
         self._sampled += len(sampled)
         self._seen += len(words)
 
     def _floats(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._bfloat16:
-            return (words.astype("<u4") << np.uint32(16)).view("<f4")
+            wide = words.astype("<u4")
+            np.left_shift(wide, np.uint32(16), out=wide)
+            return wide.view("<f4")
         return words.view(self._float) if words.flags.c_contiguous else words.copy().view(self._float)
 
     @property

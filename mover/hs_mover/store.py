@@ -34,6 +34,7 @@ __all__ = [
     "run_task",
 ]
 
+_SUFFIXES = tuple(dict.fromkeys(codec.suffix for codec in CODECS.values()))
 _FLOATS = ("bfloat16", "float16", "float32")
 
 _WHOLE_BYTES = 256 << 10
@@ -102,10 +103,11 @@ class PartWork:
 
     def stored_before(self, digest: PartDigest, info: PartInfo) -> Outcome | None:
         """What is to be done where the destination has a file of this name already; None where it has none."""
-        # The codec may be another one than when it was stored.
-        for suffix in dict.fromkeys([self.task.codec.suffix, *(codec.suffix for codec in CODECS.values())]):
-            final, relative = self._place(suffix)
-            if final.exists():
+        own = self.task.codec.suffix
+        stem = str(self._place(own)[0]).removesuffix(own)
+        for suffix in _SUFFIXES:  # the codec may be another one than when it was stored
+            if os.path.exists(stem + suffix):  # noqa: PTH110 - for each part, so no Path
+                final, relative = self._place(suffix)
                 known = None if self.task.find_line is None else self.task.find_line(self.task.name)
                 if known is not None:
                     return self._again(digest, info, known)
