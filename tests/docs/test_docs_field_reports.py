@@ -18,12 +18,18 @@ NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
 
 @functools.cache
 def functions_of(path: str) -> frozenset[str]:
-    """Names of the tests of a file below ``tests/``, methods of state machines included; none where it is missing."""
+    """Names of the tests of a file below ``tests/``, methods and names of state machines included; none where it is
+    missing."""
     file = ROOT / "tests" / path
     if not file.is_file():
         return frozenset()
-    nodes = ast.walk(ast.parse(file.read_text()))
-    return frozenset(n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    tree = ast.parse(file.read_text())
+    machines = {
+        n.id for each in tree.body if isinstance(each, ast.Assign) for n in each.targets if isinstance(n, ast.Name)
+    }
+    return frozenset(
+        {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} | machines
+    )
 
 
 def rows() -> list[list[str]]:
@@ -39,7 +45,7 @@ def test_each_test_that_is_named_exists(name: str) -> None:
     assert len(named) > LEAST.get(name, 20)
     assert page.read_text().count("::") == len(named), "a test is named in another way"
     assert [f"{path}::{name}" for path, name in named if name not in functions_of(path)] == []
-    assert [name for _, name in named if not name.startswith("test_")] == []
+    assert [name for _, name in named if not name.startswith(("test_", "Test"))] == []
 
 
 def test_every_report_has_its_row_and_a_test_or_a_reason() -> None:
