@@ -26,7 +26,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return made[-1]
 
     yield task
-    assert [task.left() for task in made] == [[] for _ in made]
+    left = [task.left() for task in made]
+    for task_made in made:
+        task_made.end()
+    assert left == [[] for _ in made]
 
 
 def started(task: SlurmTask, what: str) -> subprocess.Popen[str]:

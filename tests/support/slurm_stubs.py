@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +74,7 @@ class SlurmTask:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     loaded: bool = True
+    scripts: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         programs = self.folder / "bin"
@@ -101,9 +104,11 @@ class SlurmTask:
             **self.environment,
         }
         full = {name: value for name, value in full.items() if value}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(SCRIPT), *arguments], env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        self.scripts.append(process)
+        return process
 
     def run(self, *arguments: str, variables: dict[str, str] | None = None) -> tuple[int, str]:
         """Exit code and output of the script, run to its end."""
@@ -129,3 +134,12 @@ class SlurmTask:
         path = self.folder / "pids"
         pids = [int(line) for line in path.read_text().split()] if path.exists() else []
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    def end(self) -> None:
+        """Whatever a failed test has left."""
+        for process in self.scripts:
+            process.kill()
+            process.wait()
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
