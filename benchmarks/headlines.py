@@ -116,6 +116,18 @@ def _soak(record: Record) -> Claims:
         figure = f"{soak['peak_bytes'] / soak['limit_bytes']:.1%} of its mark at most"
         where = f"{_cores(record)}, {given['seconds']:.0f} s, tmpfs of {given['tmpfs']}"
         yield "fill of scratch under a producer twice as fast as the drain", figure, where
+    if chain := record.get("chain"):
+        grown = max(item["grown_bytes"] for item in chain["growth"]) / 1e6
+        figure = f"{chain['done']:,} samples done and verified; no process grew by more than {grown:.0f} MB"
+        where = f"{_cores(record)}, tiny-llama on SGLang {record['versions']['sglang']}"
+        yield f"{record['parameters']['seconds'] / 60:.0f} minutes of server, mover and client", figure, where
+
+
+def _chaos(record: Record) -> Claims:
+    kills = record["kills"]
+    figure = f"{record['rows']:,} rows, each once, whole and equal to transformers"
+    said = ", ".join(f"{count} {name}" for name, count in kills.items())
+    yield f"{sum(kills.values()):,} SIGKILLs to programs at work", figure, f"{_cores(record)}: {said}"
 
 
 _CASES: Mapping[str, Callable[[Record], Claims]] = {
@@ -128,6 +140,7 @@ _CASES: Mapping[str, Callable[[Record], Claims]] = {
     "client": _client,
     "resume": _resume,
     "soak": _soak,
+    "chaos": _chaos,
 }
 
 
