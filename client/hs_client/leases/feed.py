@@ -87,18 +87,25 @@ class Feed:
     def took(self, numbers: Iterable[int]) -> None:
         """Samples of rows of the piece were read, given by their row numbers, in ascending order."""
         for number in numbers:
+            if number != self._last:
+                self._leave_last()
             self._rows.setdefault(number, _Row()).open += 1
             self._last = number
 
     def through(self) -> None:
         """All samples of the piece were read."""
-        if self._last in self._piece and not self._rows[self._last].open:
-            self._end(self._last)
+        self._leave_last()
         for number in self._rows:
             self._piece.remove(number, number + 1)
         for start, stop in self._piece:  # rows without samples to wait for
             self._ended.add(start, stop)
         self._piece.clear()
+
+    def _leave_last(self) -> None:
+        """No sample of the row that was read last follows: it has ended where all those that were read have."""
+        row = self._rows.get(self._last)
+        if row is not None and not row.open:
+            self._end(self._last)
 
     def end(self, number: int, how: End) -> None:
         """A sample of this row has ended."""

@@ -63,7 +63,7 @@ class StrawClient:
             case 1:
                 self.said.extend(self.feed.ended())
             case 2:
-                self._read()
+                self._read(ends, at_once=choice // 6 % 3)
             case 3 if self.unsent:
                 self.flying.append(self.unsent.pop(0))
             case 4 if self.flying:
@@ -90,14 +90,19 @@ class StrawClient:
                 self.finished = True
                 assert self.feed.quiet
 
-    def _read(self) -> None:
+    def _read(self, ends: Counter[End], *, at_once: int) -> None:
+        """The last `at_once` samples of a batch end as soon as they are read: others had them done before."""
         if self.piece is None:
             piece = self.feed.next(lambda start, stop: min(stop, start + 7))
             self.piece = None if piece is None else [row for row in range(*piece) for _ in range(samples_of(row))]
         elif self.piece:
             batch, self.piece = self.piece[:4], self.piece[4:]
             self.feed.took(batch)
-            self.unsent += batch
+            kept = max(0, len(batch) - at_once)
+            self.unsent += batch[:kept]
+            for number in batch[kept:]:
+                ends["elsewhere"] += 1
+                self.feed.end(number, "elsewhere")
         else:
             self.feed.through()
             self.piece = None
@@ -232,6 +237,25 @@ def test_what_is_given_back_is_unsent_and_leaves_a_part_behind() -> None:
     feed.end(1, "failed")
     assert feed.quiet
     assert [(each.start, each.stop, each.failed) for each in feed.ended()] == [(1, 2, 1)]
+
+
+def test_a_row_that_ends_before_the_next_batch_is_read_is_not_forgotten() -> None:
+    feed = Feed()
+    feed.lease(0, 5)
+    feed.next(lambda start, stop: stop)
+    feed.took([0, 1])
+    feed.end(1, "elsewhere")
+    assert feed.ended() == []  # there may be more of it
+    feed.took([1, 3])
+    feed.end(1, "elsewhere")
+    feed.end(3, "rejected")
+    feed.end(0, "done")
+    feed.took([4])
+    feed.end(4, "done")
+    assert [(each.start, each.stop) for each in feed.ended()] == [(0, 2), (3, 4)]
+    feed.through()
+    assert [(each.start, each.stop) for each in feed.ended()] == [(2, 3), (4, 5)]
+    assert feed.quiet
 
 
 @given(
