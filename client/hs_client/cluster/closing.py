@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ def nobody_left(reasons: Sequence[tuple[str, int, str]], *, left: int | str) -> 
         error = NodesRefuse
     elif codes == _STORAGE:
         error = NodesWithoutStorage
-    shown = "; ".join(f"{name}: {reason}" for name, _, reason in reasons) or "none answers"
+    names: dict[str, list[str]] = {}
+    for name, _, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    shown = "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items()) or "none answers"
     return error(reasons=shown, left=left)
 
 
@@ -59,8 +63,9 @@ def close_run(
         code = error.exit_code
     for line in summary_lines(tally, spent_s=spent_s, pending=tally.left, ledger=True):
         say(line)
-    for end in sorted(ends, key=lambda each: each.node):
-        say(client_line(end))
+    lines = Counter(map(client_line, sorted(ends, key=lambda each: each.node)))
+    for line, times in lines.items():
+        say(line if times == 1 else f"{line} ({times} times)")
     if not finished:
         say(f"to go on   {settings.repeat}")
     facts = summary(

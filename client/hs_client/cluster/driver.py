@@ -92,6 +92,7 @@ class Driver:
             HsError: no node is left, and rows are pending.
         """
         error: HsError | None = None
+        self._say_what_must_run()
         try:
             with self._signals():
                 try:
@@ -183,17 +184,27 @@ class Driver:
         return member
 
     def _say_short(self) -> None:
-        """Say that there are fewer nodes than asked for, whenever that changes."""
-        usable = self._roster.usable
+        """Say that there are none, or fewer than asked for, whenever that changes."""
+        living = self._roster.living
         wanted = self._settings.nodes
-        if wanted is None or len(usable) >= wanted:
-            short = ""
-        else:
-            names = ", ".join(sorted(node.name for node in usable)) or "none yet"
-            short = f"{len(usable)} of {wanted} nodes have {self._fleet.need}: {names}"
+        short = ""
+        if not living:
+            short = f"no node has {self._fleet.need} now: waits for one, a minute at most"
+        elif wanted is not None and len(living) < wanted:
+            names = ", ".join(sorted(node.name for node in living))
+            short = (
+                f"{len(living)} of {wanted} nodes have {self._fleet.need}: {names}; goes on with these, and with others"
+                " as they come"
+            )
         if short and short != self._short:
-            self._view.say(f"warning: {short}; goes on with these, and with others as they come")
+            self._view.say(f"warning: {short}")
         self._short = short
+
+    def _say_what_must_run(self) -> None:
+        """Say what nobody is going to start."""
+        given = {"server": self._settings.server, "mover": self._settings.mover}
+        for what in (name for name, arguments in given.items() if arguments is None):
+            self._view.say(f"without --node-{what}, each node's {what} must be running")
 
     def _lost(self, member: Member, reason: str) -> None:
         """Its actor is gone."""

@@ -112,7 +112,11 @@ class RayFleet:
         try:
             # The actors' output stays in Ray's logs: what matters of it is said by events.
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except ConnectionError as error:
+            # Ray's own words for that name options of Ray's.
+            reason = _first_line(error) if ":" in address else "none runs on this machine"
+            raise NoCluster(address=address, reason=reason) from None
+        except (RuntimeError, ValueError) as error:
             raise NoCluster(address=address, reason=_first_line(error)) from None
 
     @property

@@ -30,8 +30,17 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
     context.meta.setdefault(_KEY, {})[parameter.name] = value
 
 
+def _keep_address(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Checks it at once: of the files behind ``--ray`` the first one is taken for it, and would be missed as a file."""
+    if value is not None:
+        from hs_client.cluster.settings import parse_address
+
+        value = parse_address(value)
+    _keep(context, parameter, value)
+
+
 def _option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(*names, expose_value=False, callback=_keep, **settings)
+    return click.option(*names, expose_value=False, callback=settings.pop("callback", _keep), **settings)
 
 
 _OPTIONS = (
@@ -40,8 +49,9 @@ _OPTIONS = (
         metavar="[ADDRESS]",
         is_flag=False,
         flag_value="auto",
+        callback=_keep_address,
         help="Run on the nodes of a Ray cluster, at HOST:PORT or the one that this machine belongs to. Needs the"
-        " extra `ray`.",
+        " extra `ray`. Write it last, or --ray=ADDRESS.",
     ),
     _option("--nodes", type=click.IntRange(1), metavar="N", help="With --ray: how many nodes.  [default: all of them]"),
     _option(
@@ -59,12 +69,13 @@ _OPTIONS = (
     _option(
         "--node-server",
         metavar="ARGS",
-        help="Have `hs-server launch ARGS` on each node where no server runs, and stop it at the end.",
+        help="Have `hs-server launch ARGS` on each node where no server runs, and stop it at the end. Without it, one"
+        " must run on each node. ARGS are one word of the shell: quote them.",
     ),
     _option(
         "--node-mover",
         metavar="ARGS",
-        help="Have `hs-mover ARGS` on each node where no mover runs, and stop it at the end.",
+        help="The same of `hs-mover ARGS`.",
     ),
 )
 
@@ -113,7 +124,7 @@ def run_many(
     """
     from hs_client.cluster.actor import hs_version
     from hs_client.cluster.command import run_cluster
-    from hs_client.cluster.settings import ClusterSettings, parse_address, split_arguments
+    from hs_client.cluster.settings import ClusterSettings, split_arguments
     from hs_formats.control import default_scratch
 
     context = click.get_current_context()
@@ -123,7 +134,6 @@ def run_many(
             raise UsageError(f"--{name.replace('_', '-')} does not go with --ray")
     if any(str(file) == "-" for file in files):
         raise UsageError("standard input (-) does not go with --ray: other nodes cannot read it")
-    address = parse_address(given["ray"])
     server, mover = (
         split_arguments(f"--{name}", given[name.replace("-", "_")]) for name in ("node-server", "node-mover")
     )
@@ -137,7 +147,7 @@ def run_many(
     if not gpus and not resource:
         raise UsageError("--node-gpus 0 needs a --node-resource that says which nodes are meant")
     settings = ClusterSettings(
-        address=address,
+        address=given["ray"],
         nodes=given["nodes"],
         resource=resource,
         gpus=gpus,

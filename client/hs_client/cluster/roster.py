@@ -48,6 +48,11 @@ class Roster:
         return len(self.usable) if self._wanted is None else self._wanted
 
     @property
+    def living(self) -> list[RayNode]:
+        """Those that live, left out or not."""
+        return list(self._living)
+
+    @property
     def usable(self) -> list[RayNode]:
         """Those that live and are not left out."""
         return [node for node in self._living if not self._at(node).out]

@@ -85,6 +85,11 @@ def test_what_is_no_address_may_be_a_file_that_was_meant(text: str) -> None:
         parse_address(text)
 
 
+def test_the_only_file_taken_for_the_address_is_not_a_missing_file() -> None:
+    with pytest.raises(UsageError, match=r"--ray p\.jsonl: an address is HOST:PORT"):
+        run.main(["--ray", "p.jsonl"], standalone_mode=False)
+
+
 def test_arguments_of_server_and_mover_are_words_of_a_shell() -> None:
     assert split_arguments("--node-server", "--model-path '/a b' -- --tp 8 --port 1") == (
         *("--model-path", "/a b", "--", "--tp", "8", "--port", "1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -182,8 +183,7 @@ def test_no_node_is_left(codes: tuple[int | None, int | None], error: type[Excep
     told = Told(fleet, settings_of())
     with pytest.raises(error) as caught:
         told.driver.run()
-    assert "a: " in str(caught.value)
-    assert "b: " in str(caught.value)
+    assert re.search(r"\(a, b: .*the end\)*; all samples are pending", str(caught.value))
     assert "to go on   hs-client run prompts.jsonl --ray" in told.text
 
 
@@ -240,11 +240,44 @@ def test_without_a_number_all_nodes_take_part() -> None:
     assert sorted(actor.node.name for actor in fleet.all) == ["a", "b", "c"]
 
 
-def test_no_node_has_what_is_needed() -> None:
+@pytest.mark.parametrize("nodes", [2, None])
+def test_no_node_has_what_is_needed(nodes: int | None) -> None:
     fleet = FakeFleet([], rows=ROWS)
+    told = Told(fleet, settings_of(nodes=nodes))
     with pytest.raises(NoNodes, match=r"no node of the Ray cluster has 1 hs_node; there are head \(4 CPU\)"):
-        Told(fleet, settings_of()).driver.run()
+        told.driver.run()
     assert fleet.now_s >= 60
+    assert told.text.count("warning: no node has 1 hs_node now: waits for one, a minute at most") == 1
+
+
+def test_nodes_that_are_left_out_still_have_what_is_needed() -> None:
+    def refused(actor: FakeActor, nth: int) -> None:
+        actor.fails_after, actor.code = 0, 3
+
+    told = Told(FakeFleet(["a", "b"], rows=ROWS, make=refused), settings_of())
+    with pytest.raises(NodesRefuse):
+        told.driver.run()
+    assert " nodes have 1 hs_node" not in told.text
+    assert "no node has" not in told.text
+
+
+def test_a_node_that_fails_with_the_same_words_has_one_line_at_the_end() -> None:
+    def failing(actor: FakeActor, nth: int) -> None:
+        actor.fails_after, actor.code = 0, 4
+
+    told = Told(FakeFleet(["a"], rows=ROWS, make=failing), settings_of(nodes=1))
+    with pytest.raises(NodesFailed):
+        told.driver.run()
+    ends = [line for line in told.text.splitlines() if line.startswith("node 0 (a): ") and "the end" in line]
+    assert [line.endswith(" (3 times)") for line in ends] == [True]
+
+
+@pytest.mark.parametrize(("changes", "told"), [({}, []), ({"server": None}, ["server"]), ({"mover": None}, ["mover"])])
+def test_it_is_said_what_nobody_starts(changes: dict[str, Any], told: list[str]) -> None:
+    driver = Told(FakeFleet(["a", "b"], rows=ROWS), settings_of(**changes))
+    assert driver.driver.run() == 0
+    lines = [f"without --node-{what}, each node's {what} must be running" for what in told]
+    assert [line for line in driver.text.splitlines() if line.startswith("without ")] == lines
 
 
 def test_a_node_that_others_use_is_named_and_not_waited_for() -> None:
