@@ -23,7 +23,7 @@ from hs_client.attempt import Attempt, Verdict
 from hs_client.backend import Backend
 from hs_client.dispatch import Dispatcher
 from hs_client.endings import Endings
-from hs_client.errors import ScratchBroken
+from hs_client.errors import DestinationBroken, ScratchBroken
 from hs_client.generate.answers import Answers
 from hs_client.generate.generator import Generator
 from hs_client.ledger_log import LedgerLog
@@ -427,14 +427,21 @@ class Runner:
             await anyio.sleep(HEARTBEAT_S)
 
     async def look_around(self) -> None:
-        """Know what other clients have got done by now, however long the destination is away."""
+        """Know what other clients have got done by now; waits where the destination is away for a while.
+
+        Raises:
+            DestinationBroken: it is so for too long.
+        """
         look = functools.partial(self._meanwhile.look, closely=True)
+        give_up_s = anyio.current_time() + self._settings.mover_timeout_s
         while True:
             try:
                 async with self._looking:
                     await anyio.to_thread.run_sync(look)
                     self._meanwhile.note()
             except OSError as error:
+                if anyio.current_time() >= give_up_s:
+                    raise DestinationBroken(path=self._ledger.path, reason=error.strerror or error) from None
                 self._announce(f"the ledgers of other clients ({error.strerror or error})")
                 await anyio.sleep(HEARTBEAT_S)
             else:

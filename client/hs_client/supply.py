@@ -41,7 +41,11 @@ class Running(Protocol):
         ...
 
     async def look_around(self) -> None:
-        """Know what other clients have got done by now."""
+        """Know what other clients have got done by now.
+
+        Raises:
+            DestinationBroken: that cannot be known for too long.
+        """
         ...
 
     async def interrupt(self) -> None:
@@ -53,7 +57,11 @@ class Supply(Protocol):
     """Gives a run its rows, and is told how far they are."""
 
     async def next(self, run: Running, /) -> Iterator[Judged] | None:
-        """The next rows, in order; waits for them where none are there yet. None: there will be none."""
+        """The next rows, in order; waits for them where none are there yet. None: there will be none.
+
+        Raises:
+            HsError: the run cannot go on.
+        """
         ...
 
     def took(self, samples: Sequence[Prepared | Ask], rejected: Sequence[Judged], /) -> None:

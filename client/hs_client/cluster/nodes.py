@@ -16,7 +16,7 @@ from threading import Event
 from hs_client.cluster.child import child_command
 from hs_client.cluster.errors import FolderBroken, LaunchFailed, LaunchRefused, MoverNotStarted
 from hs_client.cluster.job import NodeJob
-from hs_client.cluster.record import Started, launching, read_started, running, write_started
+from hs_client.cluster.record import Started, launching, moving, read_started, running, write_started
 from hs_formats.control import ControlFolder, now_s
 from hs_formats.errors import FormatError
 from hs_formats.names import CANARY_RUN, PartName
@@ -198,7 +198,7 @@ class Services:
 
     def _stop_mover(self) -> None:
         pid = self._started.mover
-        if pid and running(pid) and self._live_mover() == pid:
+        if moving(pid):  # also one that hangs, and has no heartbeat
             left = self._drain()
             if left:
                 self._say(

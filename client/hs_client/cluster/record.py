@@ -11,7 +11,7 @@ import msgspec
 from hs_formats.durable import make_folders, replace_file
 from hs_formats.state import state_folder
 
-__all__ = ["Started", "launching", "node_folder", "read_started", "running", "write_started"]
+__all__ = ["Started", "launching", "moving", "node_folder", "read_started", "running", "write_started"]
 
 _NAME = "started.json"
 
@@ -54,13 +54,23 @@ def write_started(folder: Path, started: Started) -> None:
 
 def launching(pid: int) -> bool:
     """There is such a process, and it is an `hs-server launch`."""
-    if not running(pid):
-        return False
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    words = _words(pid)
     return b"launch" in words and any(word.endswith(b"hs-server") for word in words)
+
+
+def moving(pid: int) -> bool:
+    """There is such a process, and it is an `hs-mover`, with or without a heartbeat."""
+    return any(word.endswith(b"hs-mover") for word in _words(pid))
+
+
+def _words(pid: int) -> list[bytes]:
+    """The command line of a process; none where it does not run."""
+    if not running(pid):
+        return []
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def running(pid: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from chain import wait_until
 from hs_client.cluster import nodes
 from hs_client.cluster.child import child_command
-from hs_client.cluster.errors import LaunchFailed, LaunchRefused
+from hs_client.cluster.errors import LaunchFailed, LaunchRefused, MoverNotStarted
 from hs_client.cluster.job import NodeJob
 from hs_client.cluster.nodes import Services, last_error
 from hs_client.cluster.record import Started, node_folder, read_started, running, write_started
@@ -35,7 +35,7 @@ class Node:
         self.said: list[str] = []
         self.stopping = threading.Event()
 
-    def services(self, *server: str, launched: bool = True) -> Services:
+    def services(self, *server: str, launched: bool = True, mover: tuple[str, ...] | None = None) -> Services:
         job = NodeJob(
             number=0,
             version="1",
@@ -44,6 +44,7 @@ class Node:
             port=PORT,
             scratch=str(self.scratch),
             server=server if launched else None,
+            mover=mover,
         )
         return Services(job, folder=self.folder, environment=os.environ, say=self.said.append, stopping=self.stopping)
 
@@ -145,6 +146,41 @@ def test_a_launch_under_way_is_waited_for(node: Node) -> None:
     assert "that an earlier run has left" in node.said[-1]
     services.close()
     assert node.servers == []
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_mover_of_ours_without_a_heartbeat_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    stub = tmp_path / "hs-mover"
+    stub.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    stub.chmod(0o700)
+    monkeypatch.setattr(nodes, "program", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(nodes, "_MOVER_START_S", 0.5)
+    node = Node(tmp_path)
+    services = node.services(launched=False, mover=("--dst", "/d"))
+    with pytest.raises(MoverNotStarted, match="no heartbeat for"):
+        services.prepare()
+    pid = read_started(node.folder).mover
+    assert running(pid)
+    if begun:  # by an actor that is no more
+        services = node.services(launched=False, mover=())
+    services.close()
+    assert not running(pid)
+    assert read_started(node.folder) == Started()
+
+
+def test_a_process_that_has_got_the_number_of_a_mover_stays(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    node = Node(tmp_path)
+    try:
+        write_started(node.folder, Started(mover=other.pid))
+        node.services(launched=False, mover=()).close()
+        assert other.poll() is None
+        assert read_started(node.folder) == Started()
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_records_lie_apart_for_each_machine_and_scratch(tmp_path: Path) -> None:

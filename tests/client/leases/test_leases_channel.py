@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from chain import command, running_mover
 from client_runs import check_records, ids_of, prompts, rows_of
 from fake_server import serving
-from hs_client.errors import LeasesBroken, NoLeases
+from hs_client.errors import DestinationBroken, LeasesBroken, NoLeases
 from hs_client.leases.channel import Channel
 from hs_client.leases.protocol import (
     MAX_LINE_BYTES,
@@ -29,6 +31,7 @@ from hs_client.leases.protocol import (
     client_message,
     encode_line,
 )
+from hs_client.meanwhile import Meanwhile
 from hs_client.run_command import run_command
 from hs_client.settings import Endpoint, RunSettings
 from hs_formats.errors import HsError
@@ -119,6 +122,23 @@ def test_what_is_not_understood_ends_the_run(tmp_path: Path, data: list[bytes], 
     assert over.exit_code == 3
     assert reason in over.error
     assert over.summary["run"]
+
+
+def test_ledgers_that_cannot_be_read_for_too_long_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(self: Meanwhile, *, closely: bool = False) -> None:
+        if closely:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    def answer(message: ClientMessage) -> list[bytes]:
+        return lines(Lease(start=0, stop=40)) if isinstance(message, Want) else []
+
+    monkeypatch.setattr(Meanwhile, "look", look)
+    with leased(tmp_path, answer) as (settings, other):
+        with pytest.raises(DestinationBroken, match="Stale file handle"):
+            run_command(replace(settings, mover_timeout_s=1.0))
+        over = other.end()[-1]
+    assert isinstance(over, Over)
+    assert (over.exit_code, over.summary["samples"]["done"], over.summary["samples"]["pending"]) == (5, 0, 40)
 
 
 def test_who_cannot_begin_says_why(tmp_path: Path) -> None:
