@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import anyio
 
 from hs_client.limiter import Party
-from hs_client.saying import say
+from hs_client.saying import going_on, say
 from hs_client.tally import Tally, percentile, show_bytes, show_seconds
 from hs_formats.printable import printable
 
@@ -116,10 +116,11 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that is not lost under the bar."""
-        if self._bar is not None:
-            self._bar.write(printable(text), file=self._stream)
-        else:
-            say(text, stream=self._stream)
+        with going_on(self._stream):
+            if self._bar is not None:
+                self._bar.write(printable(text), file=self._stream)
+            else:
+                say(text, stream=self._stream)
 
     def text(self) -> str:
         """The run as it stands, in a line."""
@@ -143,14 +144,16 @@ class Progress:
             return
         self._bar.total = self._tally.total
         self._bar.n = self._tally.total - self._tally.left
-        self._bar.set_description_str(self.text())
+        with going_on(self._stream):
+            self._bar.set_description_str(self.text())
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._note()
             self._show()
-            self._bar.close()
+            with going_on(self._stream):
+                self._bar.close()
             self._bar = None
 
 

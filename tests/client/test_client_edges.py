@@ -144,6 +144,21 @@ def test_a_ledger_removed_under_a_run_is_told_and_its_rows_are_sent_again(mover:
     check_records(mover.dst / "p", {row["id"]: row["input_ids"] for row in rows})
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_run_goes_on_where_nobody_reads_what_it_says(mover: MoverProcess, tmp_path: Path, *, full: bool) -> None:
+    rows = rows_of(8)
+    file = prompts(tmp_path / "p.jsonl", rows)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with serving(mover.scratch) as server, os.fdopen(writer, "wb") as pipe, Path("/dev/full").open("wb") as disk:
+        output = disk if full else pipe
+        code = subprocess.run(
+            argv(server, [file]), stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        ).returncode
+    assert code == 0
+    check_records(tmp_path / "dst" / "p", ids_of(rows))
+
+
 def test_a_ledger_that_cannot_be_read_is_one_line_for_status(tmp_path: Path) -> None:
     paths = write_dataset(tmp_path / "set", [random_record(1, 3)])
     paths.ledger_file("0000beef").mkdir()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from hs_client.leases.protocol import State
-from hs_client.saying import say
+from hs_client.saying import going_on, say
 from hs_client.tally import show_bytes, show_seconds
 from hs_formats.printable import printable
 
@@ -97,20 +97,22 @@ class View:
     def say(self, text: str) -> None:
         """A line that stays."""
         block = self._drawn
-        self._erase()
-        say(text, stream=self._stream)
-        self._draw(block)
+        with going_on(self._stream):
+            self._erase()
+            say(text, stream=self._stream)
+            self._draw(block)
 
     def show(self, nodes: Sequence[NodeLine], total: TotalLine) -> None:
         """Nodes and total as they stand now."""
         self._shown_s = self._clock()
         lines = [*map(node_text, nodes), total_text(total)]
-        if not self._live:
-            for line in lines:
-                say(line, stream=self._stream)
-            return
-        self._erase()
-        self._draw([printable(line).replace("\n", " ") for line in lines])
+        with going_on(self._stream):
+            if not self._live:
+                for line in lines:
+                    say(line, stream=self._stream)
+                return
+            self._erase()
+            self._draw([printable(line).replace("\n", " ") for line in lines])
 
     def close(self) -> None:
         """Leave the block as it stands."""

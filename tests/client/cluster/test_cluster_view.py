@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from typing import Any
+
+import pytest
 
 from hs_client.cluster.ending import ClientEnd, client_facts, client_line, total_tally
 from hs_client.cluster.view import NodeLine, TotalLine, View, node_text, total_text
@@ -136,3 +139,31 @@ def test_generated_answers_add_up() -> None:
     ]
     total = total_tally(Totals(done=2), HELLO, ends, finished=False).generation
     assert (total.answers, total.tokens, total.requests, total.seconds) == (2, 20, 2, 6.0)
+
+
+class Gone(Terminal):
+    """A terminal that is closed; `lacks_room`: a full disk."""
+
+    def __init__(self, *, lacks_room: bool) -> None:
+        super().__init__()
+        self._error = OSError(errno.ENOSPC if lacks_room else errno.EIO, "no")
+        self.thrown_away = False
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def fileno(self) -> int:
+        self.thrown_away = True
+        raise io.UnsupportedOperation
+
+
+@pytest.mark.parametrize("lacks_room", [True, False])
+def test_a_run_goes_on_whether_or_not_it_is_read(*, lacks_room: bool) -> None:
+    stream = Gone(lacks_room=lacks_room)
+    view = View(interval_s=10, stream=stream)
+    view.say("one")
+    before = stream.thrown_away
+    view.show([NODE], TOTAL)
+    view.say("two")
+    view.close()
+    assert before == (not lacks_room)
