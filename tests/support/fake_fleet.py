@@ -38,6 +38,7 @@ class FakeActor:
     error: str = "the end"
     inputs_hash: str = "h"
     silent: bool = False
+    hangs: bool = False
     rows: int = 0
     held: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
@@ -52,6 +53,8 @@ class FakeActor:
         """What it says next."""
         if self.job.tidy:
             return [Closed()]
+        if self.hangs:
+            return []
         events: list[Event] = []
         if not self.hello:
             self.hello = True

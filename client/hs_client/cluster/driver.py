@@ -32,12 +32,14 @@ _LOST_CODE = 4
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds: between looks at the cluster, for a first node, for one that comes back, before it is said that an
-    actor waits for what others use, for what tidies up, and for what is told to actors at the very end."""
+    actor waits for what others use, and that a client is silent, for what tidies up, and for what is told to actors at
+    the very end."""
 
     look_s: float = 2.0
     first_s: float = 60.0
     again_s: float = 60.0
     actor_s: float = 30.0
+    silent_s: float = 30.0
     tidy_s: float = 300.0
     leave_s: float = 1.0
     step_s: float = 0.2
@@ -118,6 +120,7 @@ class Driver:
         if not self._holder.finished and not self._interrupts:
             self._place()
         self._poll()
+        self._say_silent()
         if self._view.due:
             self._show()
 
@@ -206,6 +209,18 @@ class Driver:
         for what in (name for name, arguments in given.items() if arguments is None):
             self._view.say(f"without --node-{what}, each node's {what} must be running")
 
+    def _say_silent(self) -> None:
+        """Say whose client, which sends, has not said a word for long: it hangs, or its actor or its machine does."""
+        for member in self._members.values():
+            silent_s = self._clock() - member.heard_s
+            if not member.phase and silent_s > self._patience.silent_s:
+                member.phase = "says nothing"
+                self._view.say(
+                    f"warning: {member.name} has said nothing for {silent_s:.0f} s, and the {self._held(member)} rows"
+                    " that it holds wait for it: if it does not come back, kill its actor or its client there, and they"
+                    " go to others"
+                )
+
     def _lost(self, member: Member, reason: str) -> None:
         """Its actor is gone."""
         del self._members[member.actor]
@@ -269,6 +284,7 @@ class Driver:
         match message:
             case State():
                 member.end.state = message
+                member.heard_s = self._clock()
                 member.phase = ""
             case Hello():
                 member.end.hello = message

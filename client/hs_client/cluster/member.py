@@ -20,6 +20,7 @@ class Member:
         number: of the node.
         actor: as the fleet calls it.
         asked_s: when the fleet was asked for it.
+        heard_s: when its client has said last how it stands.
         phase: what it does while its client does not send.
         end: what will be said of its client.
         begun: Ray has started it.
@@ -31,6 +32,7 @@ class Member:
     node: RayNode
     actor: int
     asked_s: float
+    heard_s: float = 0.0
     phase: str = ASKED
     end: ClientEnd = field(default_factory=lambda: ClientEnd("", None))
     begun: bool = False

@@ -115,6 +115,27 @@ def test_a_lost_actor_is_replaced_and_its_rows_are_not_lost() -> None:
     assert "its actor is lost (the end)" in told.text
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_client_that_hangs_is_named_and_its_rows_wait_until_it_is_killed(*, comes_back: bool) -> None:
+    fleet = FakeFleet(["a", "b"], rows=ROWS)
+
+    def hang(step: int) -> None:
+        other = fleet.all[1]
+        if step == 10:
+            other.hangs = True
+        elif step == 200:
+            assert told.text.count("warning: node 1 (b) has said nothing for ") == 1
+            assert "node 1 (b): says nothing" in told.text
+            other.hangs, other.fails_after = False, None if comes_back else len(other.ended) + 1
+
+    fleet.on_wait = hang
+    told = Told(fleet, settings_of())
+    assert told.driver.run() == 0
+    every_row_once(fleet, again=0 if comes_back else 1)
+    assert ("its actor is lost" in told.text) is not comes_back
+    assert "node 0 (a) has said nothing" not in told.text
+
+
 def test_what_a_lost_actor_has_started_is_stopped_at_the_end() -> None:
     def lossy(actor: FakeActor, nth: int) -> None:
         actor.speed = 20  # the rows have ended before anybody is asked again
