@@ -20,6 +20,7 @@ __all__ = [
     "NoRows",
     "NoServer",
     "NoTokenizer",
+    "NodesApart",
     "NothingStored",
     "NothingWorks",
     "PartsLeftBehind",
@@ -109,6 +110,11 @@ class DatasetMismatch(PreflightError):
 
 class InputsDiffer(PreflightError):
     """{node} has other prompts files than {first}: put the same ones on every node, or on a file system that all see"""
+
+
+class NodesApart(PreflightError):
+    """{node} stores to {there}, which is not the same place as {here} of {first}: one dataset needs one destination
+    that every node sees, a folder of a shared file system or an object store"""
 
 
 class LeasesBroken(PreflightError):

@@ -320,6 +320,7 @@ class Session:
             rejected=plan.counts[Fate.REJECTED],
             identical=plan.counts[Fate.IDENTICAL],
             dataset=self._paths.shown,
+            marks=self._marks(),
         )
         concurrency = settings.concurrency if settings.generate is None else settings.generate.concurrency
         self._tenant = Tenant(
@@ -332,6 +333,17 @@ class Session:
             say=self._progress.say,
         )
         return self._tenant
+
+    def _marks(self) -> tuple[str, ...]:
+        """What tells the dataset's place from others of the same path: facts of a file that was made once."""
+        if not self._paths.local:
+            return (self._paths.shown,)
+        try:
+            found = self._paths.info.stat()
+        except OSError:
+            return ()
+        # File systems without numbers of their own for files draw them anew on each machine, but keep the time.
+        return f"file {found.st_ino}", f"made {found.st_mtime_ns}"
 
     async def _find_adoptable(self) -> dict[bytes, Adopted]:
         """Complete records that earlier runs had sent for and not noted, by the digests of their samples' ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hs_client.errors import InputsDiffer, LeasesBroken
+from hs_client.errors import InputsDiffer, LeasesBroken, NodesApart
 from hs_client.leases.protocol import (
     ClientMessage,
     Ended,
@@ -77,6 +77,7 @@ class Holder:
 
         Raises:
             InputsDiffer: a `Hello`, and the client has other prompts files than the first one. It has not joined.
+            NodesApart: the same, and it stores to another place.
             LeasesBroken: it cannot say that now.
         """
         if isinstance(message, Hello):
@@ -109,6 +110,8 @@ class Holder:
             self.table = LeaseTable(hello.rows, nodes=self._nodes)
         elif (hello.rows, hello.inputs_hash) != (self.first.rows, self.first.inputs_hash):
             raise InputsDiffer(node=node, first=self._first_node)
+        elif hello.marks and self.first.marks and not set(hello.marks) & set(self.first.marks):
+            raise NodesApart(node=node, first=self._first_node, there=hello.dataset, here=self.first.dataset)
         try:
             self.table.join(node)
         except ValueError as error:

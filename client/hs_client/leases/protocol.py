@@ -60,6 +60,7 @@ class Hello(Message, frozen=True, kw_only=True):
         identical: rows that are the same as an earlier one.
         inputs_hash: of every line of the prompts files; others have other rows under the same numbers.
         dataset: where its records go.
+        marks: of that place; who sees the same one, under whatever path, has one of them at least. None: not known.
     """
 
     run: str
@@ -70,6 +71,7 @@ class Hello(Message, frozen=True, kw_only=True):
     rejected: int = 0
     identical: int = 0
     dataset: str = ""
+    marks: tuple[str, ...] = ()
 
 
 class Want(Message, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ from collections import Counter, deque
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 
-from hs_client.errors import InputsDiffer, LeasesBroken
+from hs_client.errors import InputsDiffer, LeasesBroken, NodesApart
 from hs_client.leases.feed import Feed
 from hs_client.leases.holder import Answers, Holder
 from hs_client.leases.protocol import (
@@ -175,6 +176,20 @@ def test_a_client_with_other_files_is_refused_by_name_and_gets_nothing() -> None
         holder.heard("a", hello())
     with pytest.raises(LeasesBroken, match="a does not hold rows 0 to 1"):
         holder.heard("a", Ended(start=0, stop=1))
+
+
+def test_a_client_that_stores_to_another_place_is_refused_whatever_its_path_is() -> None:
+    def at(dataset: str, *marks: str) -> Hello:
+        return replace(hello(), dataset=dataset, marks=marks)
+
+    holder = Holder(nodes=2)
+    holder.heard("a", at("/data/p", "file 7", "made 70"))
+    with pytest.raises(NodesApart, match="b stores to /data/p, which is not the same place as /data/p of a: one"):
+        holder.heard("b", at("/data/p", "file 8", "made 80"))
+    with pytest.raises(LeasesBroken, match="b has not said hello"):
+        holder.heard("b", Want())
+    for number, marks in enumerate((("file 7", "made 80"), ("file 8", "made 70"), ())):
+        holder.heard(f"c{number}", at("/mnt/p", *marks))
 
 
 def test_who_is_idle_makes_another_one_give_and_gets_it() -> None:

@@ -89,9 +89,11 @@ def test_two_clients_bring_every_row_to_an_end_once(movers: list[MoverProcess], 
     found = summaries(clients)
     assert (found["done"], found["pending"], found["failed"]) == (70, 0, 0)
     assert holder.holder.totals.done == 70
-    hello = holder.holder.first
-    assert hello is not None
+    hello, other = (client.of(Hello)[0] for client in clients)
+    assert isinstance(hello, Hello)
+    assert isinstance(other, Hello)
     assert (hello.rows, hello.left, hello.done) == (70, 70, 0)
+    assert hello.marks == other.marks != ()
     for client, server in zip(clients, (one, two), strict=True):
         assert f"samples    {len(server.requests)} done, 0 failed, 0 rejected, 0 done earlier" in client.text
         assert "to go on" not in client.text
