@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from hs_client.cluster.arguments import NODE
 from hs_client.cluster.closing import close_run, nobody_left
 from hs_client.cluster.ending import ClientEnd, total_tally
-from hs_client.cluster.errors import NoNodes
+from hs_client.cluster.errors import NodesTogether, NoNodes
 from hs_client.cluster.fleet import Fleet, Lost, RayNode
 from hs_client.cluster.job import Closed, Event, Finished, Heard, Said
 from hs_client.cluster.member import ASKED, Member
@@ -155,7 +156,8 @@ class Driver:
         busy = {member.node.id for member in members}
         missing = self._roster.wanted - len(members)
         candidates = self._roster.candidates(busy, now_s)
-        for node in candidates[: max(0, missing)]:
+        asked = candidates[: max(0, missing)]
+        for node in self._apart([member.node for member in members], asked, now_s):
             self._begin(node, self._free_number(), now_s)
         self._say_short()
         for member in members:
@@ -169,6 +171,26 @@ class Driver:
                 raise NoNodes(need=self._fleet.need, found=", ".join(self._fleet.others()) or "none")
         elif self._all_out or now_s - self._hope_s >= self._patience.again_s:
             raise nobody_left(self._roster.reasons, left=self._pending())
+
+    def _apart(self, busy: Sequence[RayNode], asked: Sequence[RayNode], at_s: float) -> list[RayNode]:
+        """Those of `asked` that can work beside `busy` and each other: nodes on one machine would stop each other's
+        server, where the settings do not tell them apart. Once rows are being sent, one that cannot is left out.
+
+        Raises:
+            NodesTogether: there are such nodes from the beginning.
+        """
+        options = self._settings.same_everywhere
+        apart: list[RayNode] = []
+        for node in asked:
+            if not options or not node.address or all(node.address != each.address for each in (*busy, *apart)):
+                apart.append(node)
+                continue
+            error = NodesTogether(name=node.name, address=node.address, placeholder=NODE, options=" and ".join(options))
+            if self._holder.first is None:
+                raise error
+            self._roster.failed(node, code=error.exit_code, reason=str(error), progress=False, at_s=at_s)
+            self._view.say(f"warning: {node.name} is left out: {error}")
+        return apart
 
     @property
     def _all_out(self) -> bool:

@@ -16,6 +16,7 @@ __all__ = [
     "NoRay",
     "NodesFailed",
     "NodesRefuse",
+    "NodesTogether",
     "NodesWithoutStorage",
     "OtherVersion",
 ]
@@ -33,6 +34,11 @@ class NoCluster(PreflightError):
 class NoNodes(PreflightError):
     """no node of the Ray cluster has {need}; there are {found}: start Ray there with `ray start --resources` or
     --num-gpus, or name what they have with --node-resource or --node-gpus"""
+
+
+class NodesTogether(UsageError):
+    """two of the nodes are on one machine ({name}, {address}): write {placeholder} into {options}, so that each has its
+    own there"""
 
 
 class NodesFailed(ServerLost):

@@ -23,10 +23,11 @@ _KNOCK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A living node: Ray's id of it, and its name for people."""
+    """A living node: Ray's id of it, its name for people, and its machine's address; empty: not known."""
 
     id: str
     name: str
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class RayFleet:
     def nodes(self) -> list[RayNode]:
         """By name, then by id."""
         found = [
-            RayNode(each["NodeID"], _name(each))
+            RayNode(each["NodeID"], _name(each), each["NodeManagerAddress"])
             for each in self._ray.nodes()
             if each["Alive"]
             and (not self._resource or each["Resources"].get(self._resource, 0) >= 1)

@@ -61,6 +61,16 @@ class ClusterSettings:
     summary_json: Path | None = None
     repeat: str = ""
 
+    @property
+    def same_everywhere(self) -> tuple[str, ...]:
+        """Options by which nodes on one machine would start one server or one mover twice."""
+        server, scratch = self.server is not None, self.server is not None or self.mover is not None
+        words = (
+            ("--server", server and NODE not in self.url),
+            ("--scratch", scratch and NODE not in str(self.scratch)),
+        )
+        return tuple(option for option, same in words if same)
+
     def job(self, number: int, *, tidy: bool = False) -> NodeJob:
         """What node `number` is to do; with `tidy`, to stop what was started there."""
         return NodeJob(

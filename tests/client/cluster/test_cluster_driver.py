@@ -17,7 +17,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from fake_fleet import FakeActor, FakeFleet
 from hs_client.cluster.driver import Driver
-from hs_client.cluster.errors import NodesFailed, NodesRefuse, NodesWithoutStorage, NoNodes
+from hs_client.cluster.errors import NodesFailed, NodesRefuse, NodesTogether, NodesWithoutStorage, NoNodes
 from hs_client.cluster.fleet import RayNode
 from hs_client.cluster.settings import ClusterSettings
 from hs_client.cluster.view import View
@@ -253,6 +253,47 @@ def test_fewer_nodes_than_asked_for_are_named_and_used_and_more_may_come() -> No
     assert "warning: 1 of 2 nodes have 1 hs_node: a; goes on with these, and with others as they come" in told.text
     assert [actor.node.name for actor in fleet.all] == ["a", "b"]
     every_row_once(fleet)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"scratch": Path("/s")}, "--scratch"),
+        ({"url": "http://127.0.0.1:8000"}, "--server"),
+        ({"url": "http://127.0.0.1:8000", "scratch": Path("/s")}, "--server and --scratch"),
+        ({"scratch": Path("/s"), "server": None}, "--scratch"),
+        ({}, ""),
+        ({"url": "http://127.0.0.1:8000", "server": None}, ""),
+        ({"scratch": Path("/s"), "server": None, "mover": None}, ""),
+    ],
+)
+def test_nodes_on_one_machine_are_told_apart(changes: dict[str, Any], options: str) -> None:
+    fleet = FakeFleet(["a", "b"], rows=ROWS)
+    fleet.living = [RayNode(node.id, "vm", "10.0.0.1") for node in fleet.living]
+    driver = Told(fleet, settings_of(**changes)).driver
+    if not options:
+        assert driver.run() == 0
+        return
+    with pytest.raises(NodesTogether, match=rf"two of the nodes .*\(vm, 10\.0\.0\.1\): write .* into {options}, so"):
+        driver.run()
+    assert fleet.all == []
+
+
+def test_a_late_node_on_a_machine_that_is_taken_is_left_out() -> None:
+    fleet = FakeFleet(["a"], rows=ROWS, make=lambda actor, nth: setattr(actor, "speed", 2))
+    fleet.living = [RayNode("a", "vm", "10.0.0.1")]
+    fleet.on_wait = lambda step: fleet.living.append(RayNode("b", "vm", "10.0.0.1")) if step == 5 else None
+    told = Told(fleet, settings_of(scratch=Path("/s")))
+    assert told.driver.run() == 0
+    assert told.text.count("warning: vm is left out: two of the nodes are on one machine") == 1
+    assert len(fleet.all) == 1
+
+
+def test_nodes_on_machines_of_their_own_need_no_placeholder() -> None:
+    fleet = FakeFleet(["a", "b"], rows=ROWS)
+    fleet.living = [RayNode(node.id, node.name, f"10.0.0.{at}") for at, node in enumerate(fleet.living)]
+    told = Told(fleet, settings_of(url="http://127.0.0.1:8000", scratch=Path("/s")))
+    assert told.driver.run() == 0
 
 
 def test_without_a_number_all_nodes_take_part() -> None:
