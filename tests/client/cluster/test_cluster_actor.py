@@ -195,7 +195,7 @@ def test_a_client_without_a_server_is_named_with_its_reason(site: Site) -> None:
 
 
 def test_another_version_is_refused(site: Site) -> None:
-    with pytest.raises(NodesRefuse, match=r"a: the node has hs-extract 0\.1\.0, and the driver 9\.9"):
+    with pytest.raises(NodesRefuse, match=r"a, b: the node has hs-extract 0\.1\.0, and the driver 9\.9"):
         site.driver(version="9.9").run()
 
 
