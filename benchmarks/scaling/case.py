@@ -147,12 +147,19 @@ def _parts(scratch: Path, disk: Path, found: dict[str, Any], *, quick: bool) -> 
             with (src / name).open("wb") as file:
                 file.writelines(pieces)
         try:
-            return asdict(run_arm(_mover_arm(threads), src, disk / "dst"))
+            return run(threads)
         finally:
             shutil.rmtree(src)
 
+    def run(threads: int) -> dict[str, Any]:
+        dst = disk / "dst"
+        try:
+            return asdict(run_arm(_mover_arm(threads), scratch / "src", dst))
+        finally:
+            shutil.rmtree(dst, ignore_errors=True)
+
     register(scratch / "src")
-    found["start"] = asdict(run_arm(_mover_arm(cores), scratch / "src", disk / "dst"))
+    found["start"] = run(cores)
     for size_bytes in _PART_BYTES[1:3] if quick else _PART_BYTES:
         count = max(2, min(_MOST_PARTS, int(share * _MOVED_BYTES / size_bytes)))
         found.setdefault("size", []).append({"part_bytes": size_bytes, **moved(size_bytes, count, cores)})

@@ -280,7 +280,7 @@ class Session:
                 run=self._run,
                 sites=self._sites.usable,
                 source=self._source,
-                supply=self._supply(),
+                supply=await self._supply(),
                 adoptable=adoptable,
                 ledger=ledger,
                 tally=self._tally,
@@ -307,7 +307,7 @@ class Session:
             raise error
         return runner.interrupted
 
-    def _supply(self) -> Supply:
+    async def _supply(self) -> Supply:
         if self._channel is None:
             return Everything(self._source.all_rows())
         plan, settings = self._plan, self._settings
@@ -320,7 +320,7 @@ class Session:
             rejected=plan.counts[Fate.REJECTED],
             identical=plan.counts[Fate.IDENTICAL],
             dataset=self._paths.shown,
-            marks=self._marks(),
+            marks=await anyio.to_thread.run_sync(self._marks),
         )
         concurrency = settings.concurrency if settings.generate is None else settings.generate.concurrency
         self._tenant = Tenant(
