@@ -147,11 +147,11 @@ def _parts(scratch: Path, disk: Path, found: dict[str, Any], *, quick: bool) -> 
             with (src / name).open("wb") as file:
                 file.writelines(pieces)
         try:
-            return run(threads)
+            return move(threads)
         finally:
             shutil.rmtree(src)
 
-    def run(threads: int) -> dict[str, Any]:
+    def move(threads: int) -> dict[str, Any]:
         dst = disk / "dst"
         try:
             return asdict(run_arm(_mover_arm(threads), scratch / "src", dst))
@@ -159,7 +159,7 @@ def _parts(scratch: Path, disk: Path, found: dict[str, Any], *, quick: bool) -> 
             shutil.rmtree(dst, ignore_errors=True)
 
     register(scratch / "src")
-    found["start"] = run(cores)
+    found["start"] = move(cores)
     for size_bytes in _PART_BYTES[1:3] if quick else _PART_BYTES:
         count = max(2, min(_MOST_PARTS, int(share * _MOVED_BYTES / size_bytes)))
         found.setdefault("size", []).append({"part_bytes": size_bytes, **moved(size_bytes, count, cores)})
