@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.objectstore.report import rates
 from benchmarks.results import RESULTS, latest, load
-from benchmarks.sizing import KIMI, Model, Plan, Rates, Sources, assumptions, estimate, named, wrapped
+from benchmarks.sizing import KIMI, Model, Plan, Rates, Sources, assumptions, estimate, grid, named, wrapped
 from hs_client.admission import RecordCost
 from hs_formats.memory import default_reserve
 from hs_mover.config import MoverConfig
@@ -177,8 +177,6 @@ def cluster_text(
         "",
         "\n".join(wrapped(f"- {line};", "  ") for line in lines).removesuffix(";") + ".",
         "",
-        "| | " + " | ".join(f"{head}, prefill as of {of}" for head, of, _ in wanted) + " |",
-        "|---" * (len(wanted) + 1) + "|",
     ]
     rows = {
         f"nodes of {plan.gpus} GPUs": [f"{one.nodes}" for one in found],
@@ -192,7 +190,7 @@ def cluster_text(
         "… where it sends to an object store": [f"{one.node_object_cores:.1f}" for one in found],
         "each node: /dev/shm, GiB": [f"{one.node_scratch_bytes / (1 << 30):.0f}" for one in found],
     }
-    text += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
+    text += grid([f"{head}, prefill as of {of}" for head, of, _ in wanted], rows)
     return "\n".join(text) + "\n"
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "Sources",
     "assumptions",
     "estimate",
+    "grid",
     "named",
     "newest_sources",
     "read_sources",
@@ -178,8 +179,6 @@ def sizing_text(
     ]
     columns = [(count, of) for count in samples for of in measured.prefill]
     found = [estimate(model, plan, measured, samples=count, of=of) for count, of in columns]
-    lines.append("| | " + " | ".join(f"{count:,} samples, prefill as of {of}" for count, of in columns) + " |")
-    lines.append("|---" * (len(columns) + 1) + "|")
     rows = {
         "hours of the server": [f"{one.hours:,.1f}" for one in found],
         "states, TB": [f"{one.raw_tb:,.1f}" for one in found],
@@ -189,9 +188,15 @@ def sizing_text(
         "disk, GB/s": [f"{one.disk_bytes_s / 1e9:.2f}" for one in found],
         "cores for the client": [f"{one.client_cores:.3f}" for one in found],
     }
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
+    lines += grid([f"{count:,} samples, prefill as of {of}" for count, of in columns], rows)
     lines += ["", wrapped(_limits(max(one.states_bytes_s for one in found), measured))]
     return "\n".join(lines) + "\n"
+
+
+def grid(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table: a column for each of `heads`, a row of cells for each name."""
+    top = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    return top + [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
 
 
 def named(sources: Sources) -> str:
