@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     if report:
         _keep(words, int(report))
     _tell_number(os.getpid())
-    os.execvp(words[0], words)  # noqa: S606
+    os.execvp(words[0], words)  # noqa: S606 - likewise
 
 
 def _write_to(log: str) -> None:
